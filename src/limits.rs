@@ -1,0 +1,30 @@
+//! Every bound of the process, with its unit in the name and its reason beside it.
+
+/// Headers in one head; more is 431.
+pub const HEADERS_MAX: usize = 128;
+/// Length of a request target; more is 414.
+pub const TARGET_BYTES_MAX: usize = 16 * 1024;
+/// One chunk-size line with its extensions (RFC 9112 section 7.1.1 lets a recipient limit it).
+pub const CHUNK_LINE_BYTES_MAX: usize = 4 * 1024;
+/// All trailer lines of one body.
+pub const TRAILER_BYTES_MAX: usize = 16 * 1024;
+/// Shards of a process: `ShardId` is a byte.
+pub const SHARDS_MAX: usize = 256;
+/// Servers of a process: `BackendId` is 16 bits and one value is kept free.
+pub const BACKENDS_MAX: usize = 65_535;
+/// Slots of one shard-to-shard ring. Full: permit messages wait at the sender, load deltas are dropped (they are absolute).
+pub const MESH_RING_SLOTS: usize = 1024;
+/// Slots of each ring between the control thread and a shard.
+pub const CONTROL_RING_SLOTS: usize = 1024;
+/// A shard turns its timers, deltas and deadlines at least this often while it has work.
+pub const SHARD_TICK_MS: u64 = 5;
+/// How old another shard's load figures may be, ring delay aside.
+pub const LOAD_DELTA_STALE_MS_MAX: u64 = 2 * SHARD_TICK_MS;
+/// A free permit lease that was not used for this long goes back to its home shard.
+pub const LEASE_IDLE_MS: u64 = 100;
+/// Servers one request may be sent to, the first included.
+pub const ATTEMPTS_MAX: usize = 3;
+
+const _: () = assert!(BACKENDS_MAX <= u16::MAX as usize);
+const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);
+const _: () = assert!(CHUNK_LINE_BYTES_MAX < TRAILER_BYTES_MAX);

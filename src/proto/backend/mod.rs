@@ -1,0 +1,4 @@
+//! Servers as a shard knows them.
+
+pub mod catalog;
+pub mod table;

@@ -1,0 +1,1 @@
+//! This shard's replica of every server's load and health.

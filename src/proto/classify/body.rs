@@ -1,0 +1,1 @@
+//! Finds `model` and `stream` at the top level of a JSON body, lazily.

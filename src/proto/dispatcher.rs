@@ -1,0 +1,1 @@
+//! One shard's brain: no I/O in it.

@@ -1,0 +1,169 @@
+//! What shards and the control thread say to each other.
+//!
+//! *Bound*: a [`Message`] is at most 64 bytes, so that a ring slot is one cache line.
+
+use super::backend::catalog::Catalog;
+use super::ids::{BackendId, GroupId, ShardId, Ticket};
+use super::report::ShardReport;
+use crate::clock::Nanos;
+use crate::limits::ATTEMPTS_MAX;
+
+/// Servers that a request was already sent to, or that refused it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tried {
+    ids: [Option<BackendId>; ATTEMPTS_MAX],
+}
+
+impl Tried {
+    pub fn contains(&self, id: BackendId) -> bool {
+        self.ids.contains(&Some(id))
+    }
+    /// Adds `id`; once full the oldest entry stays and the newest is replaced.
+    pub fn push(&mut self, id: BackendId) {
+        let free = self.ids.iter().position(|slot| slot.is_none()).unwrap_or(ATTEMPTS_MAX - 1);
+        self.ids[free] = Some(id);
+    }
+    pub fn is_empty(&self) -> bool {
+        self.ids[0].is_none()
+    }
+}
+
+/// Shard to shard. Anything about load is absolute, so the newest may replace what was lost; anything about permits and
+/// sockets must arrive, exactly once and in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Message {
+    /// The sender's own figures for one server.
+    Load { backend: BackendId, in_flight: u32, benched_until: Nanos },
+    /// Requests that the sender has placed by a group's wheel so far, per server; wheels of peers follow.
+    Turned { group: GroupId, backend: BackendId, dispatched: u64 },
+    /// The sender's client connections.
+    Connections { count: u32 },
+    /// Home's figures: requests waiting in `pool`, over all shards.
+    Queued { pool: u16, waiting: u32 },
+    /// To home: a request wants a permit for a server of `group`, best `preferred`.
+    Ask { ticket: Ticket, group: GroupId, preferred: Option<BackendId>, tried: Tried, since: Nanos },
+    /// To home: the request of that ticket no longer waits.
+    Withdraw { ticket: Ticket },
+    /// To home: `count` permits come back. `recalled` answers a [`Message::Recall`], also with none.
+    Return { backend: BackendId, count: u32, recalled: bool },
+    /// From home: `count` permits, the first for `ticket`.
+    Grant { ticket: Ticket, backend: BackendId, count: u32 },
+    /// From home: nothing for that ticket, and why.
+    Deny { ticket: Ticket, rejection: super::error::Rejection },
+    /// From home: give back what is free, and each further permit as it becomes free.
+    Recall { backend: BackendId },
+    /// From home: nobody waits for that server any more; free permits may be kept.
+    Ease { backend: BackendId },
+    /// A freshly accepted client socket, handed over with its descriptor.
+    Socket { fd: i32, listener: u16 },
+}
+
+const _: () = assert!(std::mem::size_of::<Message>() <= 64);
+
+/// How far a shutdown has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Normal service.
+    Serving,
+    /// Readiness says 503, everything else goes on.
+    Settling,
+    /// No new connection, idle ones closed, running requests finish.
+    Draining,
+    /// Whatever still runs is cut.
+    Stopping,
+}
+
+/// Control thread to shard.
+#[derive(Debug)]
+pub enum Update {
+    /// Replaces the catalog.
+    Catalog(Box<Catalog>),
+    /// Active health check of a server.
+    Health {
+        backend: BackendId,
+        up: bool,
+    },
+    /// Readiness changed: at least one server is routable.
+    Ready(bool),
+    Phase(Phase),
+    /// Answer with [`Notice::Report`] carrying the same number.
+    Report {
+        number: u64,
+    },
+}
+
+/// Which part of an exchange with a server failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum UpstreamFault {
+    /// Connection refused, unreachable, or not open within the connect limit.
+    Connect,
+    /// Reset or closed before a response head.
+    BeforeHead,
+    /// No response head in time.
+    HeadTimeout,
+    /// A response head that is not HTTP/1.x.
+    BadHead,
+    /// The body ended before its end.
+    Truncated,
+    /// Nothing came for the between-bytes limit.
+    BetweenTimeout,
+    /// 502, 503 or 504 from the engine.
+    Status,
+}
+
+impl UpstreamFault {
+    pub const ALL: [UpstreamFault; 7] = [
+        UpstreamFault::Connect,
+        UpstreamFault::BeforeHead,
+        UpstreamFault::HeadTimeout,
+        UpstreamFault::BadHead,
+        UpstreamFault::Truncated,
+        UpstreamFault::BetweenTimeout,
+        UpstreamFault::Status,
+    ];
+    /// Metric label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            UpstreamFault::Connect => "connect",
+            UpstreamFault::BeforeHead => "before_head",
+            UpstreamFault::HeadTimeout => "head_timeout",
+            UpstreamFault::BadHead => "bad_head",
+            UpstreamFault::Truncated => "truncated",
+            UpstreamFault::BetweenTimeout => "between_timeout",
+            UpstreamFault::Status => "status",
+        }
+    }
+}
+
+/// Shard to control thread. Dropped (and counted by the shard) when the ring is full, except reports.
+#[derive(Debug)]
+pub enum Notice {
+    /// The shard's loop runs; `io_uring` says which driver, `downgrade` why not the best one.
+    Started {
+        io_uring: bool,
+        downgrade: Option<String>,
+    },
+    Report(Box<ShardReport>),
+    UpstreamFault {
+        backend: BackendId,
+        fault: UpstreamFault,
+        errno: i32,
+    },
+    Benched {
+        backend: BackendId,
+        ms: u64,
+    },
+    Unbenched {
+        backend: BackendId,
+    },
+    /// Draining, and no request is left.
+    Drained {
+        shard: ShardId,
+    },
+    /// The shard cannot go on.
+    Failed {
+        shard: ShardId,
+        text: String,
+    },
+}

@@ -1,0 +1,14 @@
+//! Everything that decides, and nothing that does I/O: no socket, no clock, no thread; randomness comes seeded.
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod backend;
+pub mod classify;
+pub mod config;
+pub mod dispatcher;
+pub mod error;
+pub mod http1;
+pub mod ids;
+pub mod message;
+pub mod report;
+pub mod route;

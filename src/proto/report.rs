@@ -1,0 +1,144 @@
+//! A shard's figures, copied out when the control thread asks. Shards count in plain integers; the control thread adds
+//! the shards up.
+
+use super::error::Rejection;
+use super::ids::ShardId;
+use super::message::UpstreamFault;
+use crate::clock::Nanos;
+
+/// Upper bounds of the latency buckets, in nanoseconds: 1-2.5-5 steps from 10 µs to 100 s.
+pub const BUCKETS_NS: [u64; 22] = [
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    25_000_000_000,
+    50_000_000_000,
+    100_000_000_000,
+];
+
+/// A histogram of times over [`BUCKETS_NS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// One count per bound (not cumulative), and one for what is beyond the last.
+    pub counts: [u64; BUCKETS_NS.len() + 1],
+    pub sum_ns: u64,
+}
+
+impl Times {
+    /// Counts one time. A handful of compares, no allocation.
+    pub fn record(&mut self, ns: u64) {
+        let bucket = BUCKETS_NS.partition_point(|bound| *bound < ns);
+        self.counts[bucket] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+    pub fn add(&mut self, other: &Times) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += theirs;
+        }
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// Per server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerFigures {
+    pub in_flight: u32,
+    /// Requests sent to it, resends included.
+    pub dispatched: u64,
+    /// Answers by status: (status, count), in no order; few.
+    pub statuses: Vec<(u16, u64)>,
+    pub retries: u64,
+    pub faults: [u64; UpstreamFault::ALL.len()],
+    /// Until when this shard keeps it benched.
+    pub benched_until: Nanos,
+    /// Idle and busy connections to it.
+    pub connections: u32,
+}
+
+/// Per shard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardReport {
+    pub shard: ShardId,
+    /// The number of the question this answers.
+    pub number: u64,
+    /// Client connections open.
+    pub connections: u32,
+    /// Client connections accepted so far.
+    pub accepted: u64,
+    /// Requests whose head was read and that are not finished.
+    pub active: u32,
+    /// Requests ended so far, however they ended.
+    pub finished: u64,
+    /// Requests that wait for a permit, by pool.
+    pub queued: Vec<u32>,
+    /// By `BackendId`.
+    pub servers: Vec<ServerFigures>,
+    /// By `Rejection as usize`.
+    pub rejections: [u64; Rejection::ALL.len()],
+    pub client_aborts: u64,
+    /// Notices lost because the ring to the control thread was full.
+    pub notices_dropped: u64,
+    /// Age of the oldest peer figure in use, in nanoseconds.
+    pub mesh_lag_ns: u64,
+    pub queue_wait: Times,
+    /// From dispatch to the first byte of the answer's body, streamed answers only.
+    pub first_token: Times,
+    /// Time spent inside the router per request, queue wait aside.
+    pub overhead: Times,
+}
+
+impl ShardReport {
+    pub fn new(shard: ShardId) -> Self {
+        ShardReport {
+            shard,
+            number: 0,
+            connections: 0,
+            accepted: 0,
+            active: 0,
+            finished: 0,
+            queued: Vec::new(),
+            servers: Vec::new(),
+            rejections: [0; Rejection::ALL.len()],
+            client_aborts: 0,
+            notices_dropped: 0,
+            mesh_lag_ns: 0,
+            queue_wait: Times::default(),
+            first_token: Times::default(),
+            overhead: Times::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_lands_in_the_first_bucket_that_holds_it() {
+        let mut times = Times::default();
+        for ns in [0, 10_000, 10_001, 100_000_000_001] {
+            times.record(ns);
+        }
+        assert_eq!((times.counts[0], times.counts[1], times.counts[BUCKETS_NS.len()]), (2, 1, 1));
+        assert_eq!(times.count(), 4);
+    }
+}

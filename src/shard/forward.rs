@@ -170,8 +170,7 @@ pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Reje
         UpstreamFault::BetweenTimeout => (Rejection::UpstreamTimeout, "stopped in the middle of its answer"),
         UpstreamFault::Status => (Rejection::UpstreamError, "answered with an error"),
     };
-    let name = &shard.catalog.borrow().server(backend).name;
-    (rejection, Some(format!("server `{name}` {what}")))
+    (rejection, Some(format!("server `{}` {what}", shard.catalog.borrow().server(backend).name)))
 }
 
 /// Finds the request a server, waiting where the pool says so. `Err(None)`: the client went away meanwhile; else the

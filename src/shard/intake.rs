@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::client::{Client, End};
 use super::deadline::Action;
 use super::session::Desk;
-use crate::proto::classify::{Endpoint, body};
+use crate::proto::classify::body;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Framing};
 
@@ -174,12 +174,16 @@ impl Intake {
     }
 
     /// The model that the request names, where it can be read.
-    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk, endpoint: Endpoint) -> Option<Cow<'a, [u8]>> {
+    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<Cow<'a, [u8]>> {
         let bytes = self.bytes(client, desk);
         if bytes.is_empty() || desk.head.content_encoding.is_some() {
             return None;
         }
-        let content_type = desk.head.content_type.map_or(&b""[..], |span| span.of(client.unread()));
-        body::model(endpoint, content_type, bytes)
+        match desk.head.content_type.map(|span| span.of(client.unread())) {
+            Some(kind) if kind.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/")) => {
+                body::peek_multipart(kind, bytes).map(Cow::Borrowed)
+            }
+            _ => body::peek(bytes).model,
+        }
     }
 }

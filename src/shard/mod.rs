@@ -18,7 +18,6 @@ pub mod intake;
 pub mod listener;
 pub mod relay;
 pub mod reply;
-pub mod runtime;
 pub mod session;
 pub mod socket;
 pub mod spin;
@@ -31,7 +30,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use runtime::{Driver, Runtime};
+use crate::runtime::{Driver, Runtime};
 use socket::Socket;
 use state::{SessionLimits, Shard};
 

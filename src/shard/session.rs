@@ -127,7 +127,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         }
     };
     let group = {
-        let model = intake.model(client, desk, endpoint);
+        let model = intake.model(client, desk);
         shard.dispatcher.borrow().resolve(model.as_deref())
     };
     match group {
@@ -166,7 +166,7 @@ async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
             if shard.phase.get() >= Phase::Draining {
                 return Head::Over;
             }
-            client.arm_idle(REST_AFTER_MS, Action::Cancel);
+            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Cancel);
         }
         match client.more().await {
             Ok(true) => {}

@@ -13,9 +13,7 @@ use monoio::io::{AsyncReadRent, AsyncWriteRentExt};
 use monoio::net::{TcpStream, UnixStream};
 
 use crate::proto::backend::catalog::Address;
-use crate::proto::http1::{
-    BodyReader, HeadLimits, HeadScan, Method, Parse, ResponseHead, parse_response,
-};
+use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, ResponseHead, parse_response};
 
 /// Size of a response head.
 const HEAD_BYTES_MAX: u32 = 64 << 10;
@@ -61,13 +59,17 @@ pub enum FetchError {
     Connect(io::Error),
     ConnectTimeout,
     /// After so many milliseconds in all.
-    Timeout { ms: u64 },
+    Timeout {
+        ms: u64,
+    },
     Io(io::Error),
     /// The server closed before the end of its answer.
     Closed,
     BadHead(&'static str),
     BadBody(&'static str),
-    TooLarge { bytes_max: usize },
+    TooLarge {
+        bytes_max: usize,
+    },
 }
 
 impl fmt::Display for FetchError {

@@ -1,6 +1,7 @@
 //! Everything that is not on a request's path.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod drain;
 pub mod faults;
 pub mod figures;

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::Nanos;
 use crate::proto::backend::catalog::{Catalog, RoutingMode};
 use crate::proto::error::Rejection;
 use crate::proto::message::UpstreamFault;
@@ -16,7 +15,7 @@ use crate::proto::report::{ShardReport, Times};
 pub struct Standing {
     /// By the active checks.
     pub up: bool,
-    /// Every shard keeps it benched.
+    /// Left out after failures in a row.
     pub benched: bool,
 }
 
@@ -220,11 +219,6 @@ const fn mode_name(mode: RoutingMode) -> &'static str {
     }
 }
 
-/// Whether every one of `shards` keeps a server benched at `now`; `until` is theirs, in shard order.
-pub fn benched_everywhere(until: &[Nanos], now: Nanos) -> bool {
-    !until.is_empty() && until.iter().all(|until| *until > now)
-}
-
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -346,13 +340,5 @@ pub mod tests {
         let figures = sample();
         let states: Vec<_> = figures.servers.iter().map(|row| row.state).collect();
         assert_eq!(states, ["up", "benched", "down"]);
-    }
-
-    #[test]
-    fn a_server_is_benched_only_when_every_shard_benches_it() {
-        let now = Nanos::from_ms(10);
-        assert!(benched_everywhere(&[Nanos::from_ms(11), Nanos::from_ms(12)], now));
-        assert!(!benched_everywhere(&[Nanos::from_ms(11), Nanos::from_ms(10)], now));
-        assert!(!benched_everywhere(&[], now));
     }
 }

@@ -211,7 +211,7 @@ impl Collector for Page {
         )?;
         page.gauges(
             "ringway_server_benched",
-            "1 while every shard keeps the server benched.",
+            "1 while the server is benched after failures in a row.",
             by_server("server").zip(servers).map(|(label, row)| ([label], u64::from(row.standing.benched))),
         )?;
         page.gauge(

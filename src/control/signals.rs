@@ -57,6 +57,14 @@ impl Signals {
         Ok(Signals { terminate, hangup, registered })
     }
 
+    /// Signals that a test sends by writing a byte: to the first stream to end, to the second to reload.
+    #[cfg(test)]
+    pub fn by_hand() -> (Signals, UnixStream, UnixStream) {
+        let (terminate, end) = UnixStream::pair().unwrap();
+        let (hangup, reload) = UnixStream::pair().unwrap();
+        (Signals { terminate, hangup, registered: Registered(Vec::new()) }, end, reload)
+    }
+
     /// Inside the runtime: the bells of "end" and of "reload", and a guard to keep as long as they are listened to.
     pub fn listen(self) -> io::Result<(Bell, Bell, impl Drop + use<>)> {
         Ok((Bell::new(self.terminate)?, Bell::new(self.hangup)?, self.registered))

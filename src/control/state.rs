@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 use super::client::FetchError;
 use super::drain::{Order, Orders, Shutdown};
 use super::faults::{FaultLog, Line};
-use super::figures::{Figures, Standing, benched_everywhere};
+use super::figures::{Figures, Standing};
 use super::health::{Check, Rules};
 use super::models::{self, Listed, Source};
 use super::port::Port;
@@ -47,10 +47,8 @@ struct Watched {
     /// When its list is to be read (again).
     learn_due: Nanos,
     learning: bool,
-    /// Until when each shard benches it.
-    benched_until: Vec<Nanos>,
-    /// Some shard's bench was told in the log and not yet taken back.
-    bench_told: bool,
+    /// Until when it is benched. A verdict of one shard holds on all.
+    benched_until: Nanos,
 }
 
 /// What a task has to do for a server next.
@@ -125,8 +123,7 @@ impl<P: Port> State<P> {
                 listed: Vec::new(),
                 learn_due: now,
                 learning: false,
-                benched_until: vec![Nanos::ZERO; shards],
-                bench_told: false,
+                benched_until: Nanos::ZERO,
             })
             .collect();
         State {
@@ -151,10 +148,6 @@ impl<P: Port> State<P> {
 
     pub fn shards(&self) -> &[ShardState] {
         &self.shards
-    }
-
-    pub fn port(&self) -> &P {
-        &self.port
     }
 
     /// The exit code, once the process is to end.
@@ -322,34 +315,21 @@ impl<P: Port> State<P> {
                     None => debug!(shard = shard.0, driver, "shard runs"),
                 }
             }
-            Notice::Report(report) => {
-                for (watched, figures) in self.watched.iter_mut().zip(&report.servers) {
-                    watched.benched_until[shard.index()] = figures.benched_until;
-                }
-                self.reports[shard.index()] = Some(report);
-            }
+            Notice::Report(report) => self.reports[shard.index()] = Some(report),
             Notice::UpstreamFault { backend, fault, errno } => {
                 if let Some(line) = self.faults.note(now, backend, fault, errno) {
                     self.log_fault(line);
                 }
             }
             Notice::Benched { backend, ms } => {
-                let watched = &mut self.watched[backend.index()];
-                watched.benched_until[shard.index()] = now.plus_ms(ms);
-                if !watched.bench_told {
-                    watched.bench_told = true;
-                    let server = &self.catalog.servers[backend.index()].name;
-                    warn!(%server, shard = shard.0, ms, "server benched after failures in a row");
-                }
+                let name = &self.catalog.servers[backend.index()].name;
+                warn!(server = %name, shard = shard.0, ms, "server benched after failures in a row");
+                self.watched[backend.index()].benched_until = now.plus_ms(ms);
             }
             Notice::Unbenched { backend } => {
-                let watched = &mut self.watched[backend.index()];
-                watched.benched_until[shard.index()] = Nanos::ZERO;
-                if watched.bench_told && watched.benched_until.iter().all(|until| *until <= now) {
-                    watched.bench_told = false;
-                    let server = &self.catalog.servers[backend.index()].name;
-                    info!(%server, shard = shard.0, "server back from the bench");
-                }
+                let name = &self.catalog.servers[backend.index()].name;
+                info!(server = %name, shard = shard.0, "server back from the bench");
+                self.watched[backend.index()].benched_until = Nanos::ZERO;
             }
             Notice::Drained { shard } => {
                 debug!(shard = shard.0, "shard drained");
@@ -370,7 +350,12 @@ impl<P: Port> State<P> {
         }
     }
 
-    /// Takes in all notices that have arrived, and sends what was kept. Returns how many there were.
+    /// Asks for a wake-up with the next notice; poll after it.
+    pub fn arm(&self) {
+        self.port.arm();
+    }
+
+    /// Takes in all notices that have arrived. Returns how many there were.
     pub fn poll(&mut self, now: Nanos) -> usize {
         let mut arrived = Vec::new();
         self.port.poll(&mut |shard, notice| arrived.push((shard, notice)));
@@ -378,8 +363,12 @@ impl<P: Port> State<P> {
         for (shard, notice) in arrived {
             self.handle_notice(now, shard, notice);
         }
-        self.port.retry();
         count
+    }
+
+    /// Sends what the rings had no room for; true when nothing is left.
+    pub fn flush(&mut self) -> bool {
+        self.port.retry()
     }
 
     /// A signal to end arrived.
@@ -406,7 +395,7 @@ impl<P: Port> State<P> {
         self.update_readiness(now);
     }
 
-    /// When [`State::handle_timeout`] must be called at the latest, beside its regular turn.
+    /// When [`State::handle_timeout`] must be called at the latest, beside its regular turn: the shutdown's next step.
     pub fn deadline(&self) -> Nanos {
         self.shutdown.deadline()
     }
@@ -434,7 +423,8 @@ impl<P: Port> State<P> {
 
     /// Every shard that runs has answered the question `number` or a later one.
     pub fn have_reports(&self, number: u64) -> bool {
-        let answered = |report: &Option<Box<ShardReport>>| report.as_ref().is_some_and(|r| r.number >= number);
+        let answered =
+            |report: &Option<Box<ShardReport>>| report.as_ref().is_some_and(|r| r.number >= number);
         self.reports
             .iter()
             .zip(&self.shards)
@@ -446,10 +436,7 @@ impl<P: Port> State<P> {
         let standing: Vec<Standing> = self
             .watched
             .iter()
-            .map(|watched| Standing {
-                up: watched.check.up(),
-                benched: benched_everywhere(&watched.benched_until, now),
-            })
+            .map(|watched| Standing { up: watched.check.up(), benched: watched.benched_until > now })
             .collect();
         Figures::sum(&self.catalog, &standing, &self.reports)
     }
@@ -474,7 +461,7 @@ impl<P: Port> State<P> {
                 && server.weight > 0.0
                 && server.address.is_some()
                 && server.models.is_some()
-                && !benched_everywhere(&watched.benched_until, now)
+                && watched.benched_until <= now
         });
         // Before the first publication the shards know nothing that they could route by.
         let ready = routable && self.published.is_some() && self.phase() == Phase::Serving;
@@ -540,6 +527,3 @@ impl std::fmt::Display for CheckFailure {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

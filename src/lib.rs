@@ -29,6 +29,8 @@ pub mod demo;
 #[cfg(feature = "io")]
 pub mod engine;
 #[cfg(feature = "io")]
+pub mod log;
+#[cfg(feature = "io")]
 pub mod mesh;
 #[cfg(feature = "io")]
 pub mod shard;

@@ -30,7 +30,6 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::runtime::{Driver, Runtime};
 use socket::Socket;
 use state::{SessionLimits, Shard};
 
@@ -41,6 +40,7 @@ use crate::proto::backend::catalog::Catalog;
 use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
+use crate::runtime::{Driver, Runtime, SHARD_ENTRIES};
 
 /// Tick of a shard without connections: nothing but its rings is due then.
 const IDLE_TICK_MS: u64 = 20;
@@ -74,7 +74,7 @@ pub fn run(mut options: ShardOptions) {
         options.port.notify(Notice::Failed { shard: options.id, text });
         return;
     }
-    match Runtime::build(options.driver) {
+    match Runtime::build(options.driver, SHARD_ENTRIES) {
         Ok((mut runtime, downgrade)) => {
             let io_uring = runtime.is_io_uring();
             options.port.notify(Notice::Started { io_uring, downgrade });

@@ -1,4 +1,5 @@
 //! Servers as a shard knows them.
 
+pub mod bench;
 pub mod catalog;
 pub mod table;

@@ -17,7 +17,8 @@ use monoio::net::TcpStream;
 use tracing::{debug, warn};
 
 use super::port::Port;
-use super::{Shared, runtime};
+use super::Shared;
+use crate::runtime;
 use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, RequestHead, parse_request};
 
 mod page;

@@ -22,7 +22,6 @@ pub mod models;
 pub mod notify;
 pub mod port;
 pub mod resolve;
-pub mod runtime;
 pub mod signals;
 pub mod state;
 pub mod watch;
@@ -49,6 +48,7 @@ use crate::proto::backend::catalog::Catalog;
 use crate::proto::config::{Driver, Settings};
 use crate::proto::ids::BackendId;
 use crate::proto::message::Phase;
+use crate::runtime;
 
 /// Largest answer taken from a server, in bytes.
 pub const BODY_BYTES_MAX: usize = 4 << 20;

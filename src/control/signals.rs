@@ -14,7 +14,7 @@ use monoio::io::AsyncReadRent;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::runtime;
+use crate::runtime;
 
 /// The signals of this process, caught but not yet listened to.
 #[derive(Debug)]

@@ -180,6 +180,12 @@ impl Client {
         Err(end)
     }
 
+    /// Puts the connection to rest: only the timer goes on. Nothing may be unread or armed.
+    pub fn rest(self) -> Timer {
+        debug_assert!(self.unread().is_empty() && !self.armed.is_armed());
+        self.timer
+    }
+
     pub fn is_armed(&self) -> bool {
         self.armed.is_armed()
     }
@@ -236,17 +242,5 @@ impl Client {
             Poll::Pending => self.poll_gone(cx).map(Err),
         })
         .await
-    }
-}
-
-/// What remains of a [`Client`] between busy times.
-pub struct Rested {
-    pub timer: Timer,
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let inbox = std::mem::take(&mut self.inbox);
-        self.shard.buffers.give(inbox);
     }
 }

@@ -33,6 +33,8 @@ struct Slot {
     fired: bool,
     /// Between requests: closed when the shard drains.
     idle: bool,
+    /// No deadline is later than this: the total time of a request.
+    cap: Nanos,
     canceller: Option<Canceller>,
 }
 
@@ -54,7 +56,7 @@ impl Deadlines {
     /// A timer for one connection.
     pub fn timer(self: &Rc<Self>) -> Timer {
         let mut all = self.slots.borrow_mut();
-        let slot = Slot { fd: -1, action: Action::Cancel, fired: false, idle: false, canceller: None };
+        let slot = Slot { fd: -1, action: Action::Cancel, fired: false, idle: false, cap: Nanos::NEVER, canceller: None };
         let index = match all.free.pop() {
             Some(index) => {
                 all.slots[index as usize] = slot;
@@ -124,19 +126,26 @@ pub struct Timer {
 impl Timer {
     /// At `at`, do `action` to `fd`. `fd` must stay open until the deadline is replaced, cleared or dropped.
     pub fn arm(&self, at: Nanos, fd: RawFd, action: Action) {
-        let mut all = self.deadlines.slots.borrow_mut();
+        let all = &mut *self.deadlines.slots.borrow_mut();
         let index = self.index as usize;
-        all.at[index] = at;
         let slot = &mut all.slots[index];
+        all.at[index] = at.min(slot.cap);
         (slot.fd, slot.action, slot.fired, slot.idle) = (fd, action, false, false);
     }
 
     /// As [`Timer::arm`], for a connection between requests.
     pub fn arm_idle(&self, at: Nanos, fd: RawFd, action: Action) {
+        self.cap(Nanos::NEVER);
         self.arm(at, fd, action);
         self.deadlines.slots.borrow_mut().slots[self.index as usize].idle = true;
     }
 
+    /// From now until the next [`Timer::arm_idle`], no deadline is later than `at`.
+    pub fn cap(&self, at: Nanos) {
+        self.deadlines.slots.borrow_mut().slots[self.index as usize].cap = at;
+    }
+
+    /// Takes the deadline away.
     pub fn clear(&self) {
         let mut all = self.deadlines.slots.borrow_mut();
         all.at[self.index as usize] = Nanos::NEVER;

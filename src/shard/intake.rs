@@ -7,8 +7,9 @@
 use std::borrow::Cow;
 
 use super::client::{Client, End};
+use super::deadline::Action;
 use super::session::Desk;
-use crate::proto::classify::{Endpoint, body};
+use crate::proto::classify::body;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Framing};
 
@@ -41,6 +42,8 @@ pub struct Intake {
     pub raw: usize,
     /// Bytes of content so far.
     pub content: u64,
+    /// Head and body have been taken out of the inbox: the body streams through.
+    pub streams: bool,
     held: Held,
 }
 
@@ -84,16 +87,18 @@ impl Intake {
     pub async fn read(client: &mut Client, desk: &mut Desk) -> Result<Intake, Stop> {
         let framing = desk.head.framing;
         let held = Held { shard: client.shard.clone(), bytes: 0 };
-        let mut intake = Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, held };
+        let mut intake = Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, streams: false, held };
         if let Framing::Length(n) = framing
             && n > client.shard.limits.body_bytes_max
         {
             return Err(Stop::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
         }
         if desk.head.expect_continue && !intake.reader.is_done() && client.unread().len() == desk.head.head_len {
-            let hurdle = client.shard.buffers.take(64);
-            let (result, buf) = client.write_small(hurdle, b"HTTP/1.1 100 Continue\r\n\r\n").await;
-            client.shard.buffers.give(buf);
+            let mut out = client.shard.buffers.take(32);
+            out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            client.arm_deadline(client.shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
+            let (result, out) = client.socket.write_all(out).await;
+            client.shard.buffers.give(out);
             if result.is_err() {
                 return Err(Stop::Gone);
             }
@@ -143,7 +148,7 @@ impl Intake {
             if self.reader.is_done() || desk.body.len() >= classify_max || !self.held.grow(2 * taken) {
                 return Ok(());
             }
-            client.arm_deadline(idle_ms, super::deadline::Action::ShutRead);
+            client.arm_deadline(idle_ms, Action::ShutRead);
             client.more().await?;
         }
     }
@@ -151,6 +156,13 @@ impl Intake {
     /// The whole body is in hand.
     pub fn whole(&self) -> bool {
         self.reader.is_done()
+    }
+
+    /// The request is over: what of it is still in the inbox is done with.
+    pub fn spend(&self, client: &mut Client, desk: &Desk) {
+        if !self.streams {
+            client.consume(desk.head.head_len + self.raw);
+        }
     }
 
     /// The content in hand, without chunk framing.
@@ -162,12 +174,16 @@ impl Intake {
     }
 
     /// The model that the request names, where it can be read.
-    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk, endpoint: Endpoint) -> Option<Cow<'a, [u8]>> {
+    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<Cow<'a, [u8]>> {
         let bytes = self.bytes(client, desk);
         if bytes.is_empty() || desk.head.content_encoding.is_some() {
             return None;
         }
-        let content_type = desk.head.content_type.map_or(&b""[..], |span| span.of(client.unread()));
-        body::model(endpoint, content_type, bytes)
+        match desk.head.content_type.map(|span| span.of(client.unread())) {
+            Some(kind) if kind.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/")) => {
+                body::peek_multipart(kind, bytes).map(Cow::Borrowed)
+            }
+            _ => body::peek(bytes).model,
+        }
     }
 }

@@ -15,12 +15,12 @@ use super::figures::Figures;
 use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
-use crate::proto::backend::catalog::Catalog;
-use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement, Urgency};
+use crate::proto::backend::catalog::{Catalog, Pool, Server};
+use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
 use crate::proto::ids::{BackendId, ShardId, Ticket};
-use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault};
+use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
 /// The limits a session needs, in the units it needs them.
@@ -43,38 +43,35 @@ pub struct SessionLimits {
     pub keepalive_timeout_ms: u64,
 }
 
-/// The router's own header names and what each server's answers carry of them, made once per catalog.
+/// The router's own header lines, as far as they can be made once per catalog. Names end with `: `, lines with CRLF.
 pub struct Faces {
-    pub inflight: Box<str>,
-    pub wait_ms: Box<str>,
-    pub algorithm: Box<str>,
-    pub retries: Box<str>,
-    pub reject_reason: Box<str>,
-    pub pool: Box<str>,
-    /// By `BackendId`: the lines that do not change, `…Server`, `…Pool` and `…Weight`.
+    pub inflight: Box<[u8]>,
+    pub wait_ms: Box<[u8]>,
+    pub algorithm: Box<[u8]>,
+    pub retries: Box<[u8]>,
+    pub reject_reason: Box<[u8]>,
+    /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
+    /// By `PoolId`: the pool line.
+    pub pools: Vec<Box<[u8]>>,
 }
 
 impl Faces {
     pub fn new(prefix: &str, catalog: &Catalog) -> Faces {
-        let name = |suffix: &str| format!("{prefix}{suffix}: ").into_boxed_str();
-        let servers = catalog.servers.iter().map(|server| {
-            let pool = catalog.pool_name_of(server);
-            format!(
-                "{prefix}Server: {}\r\n{prefix}Pool: {pool}\r\n{prefix}Weight: {}\r\n",
-                server.name, server.weight_text
-            )
-            .into_bytes()
-            .into_boxed_slice()
-        });
+        let bytes = |text: String| text.into_bytes().into_boxed_slice();
+        let name = |suffix: &str| bytes(format!("{prefix}{suffix}: "));
+        let server = |server: &Server| {
+            bytes(format!("{prefix}Server: {}\r\n{prefix}Weight: {}\r\n", server.name, server.weight_text))
+        };
+        let pool = |pool: &Pool| bytes(format!("{prefix}Pool: {}\r\n", pool.name));
         Faces {
             inflight: name("Inflight"),
             wait_ms: name("Wait-ms"),
             algorithm: name("Algorithm"),
             retries: name("Retries"),
             reject_reason: name("Reject-Reason"),
-            pool: name("Pool"),
-            servers: servers.collect(),
+            servers: catalog.servers.iter().map(server).collect(),
+            pools: catalog.pools.iter().map(pool).collect(),
         }
     }
 }
@@ -105,6 +102,9 @@ pub struct Shard {
     waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
     drained_said: Cell<bool>,
     connections_said: Cell<u32>,
+    /// When a request last came, for the spinner, and the spinner's waker while it rests.
+    activity: Cell<Nanos>,
+    spinner: RefCell<Option<Waker>>,
 }
 
 /// Where a waiting request finds its answer.
@@ -115,15 +115,16 @@ struct Wait {
 }
 
 impl Shard {
+    #[expect(clippy::too_many_arguments, reason = "one caller, which names them")]
     pub fn new(
         id: ShardId,
+        shards: usize,
         clock: Clock,
         limits: SessionLimits,
         header_prefix: &str,
         dispatcher: Dispatcher,
         port: ShardPort,
         catalog: Catalog,
-        shards: usize,
     ) -> Shard {
         Shard {
             id,
@@ -147,6 +148,8 @@ impl Shard {
             waits: RefCell::default(),
             drained_said: Cell::new(false),
             connections_said: Cell::new(0),
+            activity: Cell::new(Nanos::ZERO),
+            spinner: RefCell::default(),
         }
     }
 
@@ -167,6 +170,23 @@ impl Shard {
         if ms == 0 { Nanos::NEVER } else { self.now.get().plus_ms(ms) }
     }
 
+    /// A request came: worth staying awake for the next one.
+    pub fn active_now(&self) {
+        self.activity.set(self.now.get());
+        if let Some(waker) = self.spinner.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    pub fn last_activity(&self) -> Nanos {
+        self.activity.get()
+    }
+
+    /// The spinner rests until the next request.
+    pub fn rest_spinner(&self, waker: Waker) {
+        *self.spinner.borrow_mut() = Some(waker);
+    }
+
     pub fn catalog(&self) -> Rc<Catalog> {
         self.catalog.borrow().clone()
     }
@@ -177,7 +197,7 @@ impl Shard {
 
     /// Tells the control thread, or counts that it could not be told.
     pub fn notify(&self, notice: Notice) {
-        if self.port.borrow_mut().notify(notice).is_err() {
+        if !self.port.borrow_mut().notify(notice) {
             self.figures.borrow_mut().notices_dropped += 1;
         }
     }
@@ -205,11 +225,7 @@ impl Shard {
                 Some(Event::Unbenched { backend }) => self.notify(Notice::Unbenched { backend }),
             }
         }
-        loop {
-            let message = self.dispatcher.borrow_mut().poll_message();
-            let Some((to, message, urgency)) = message else { break };
-            self.port.borrow_mut().send(to, message, urgency);
-        }
+        self.port.borrow_mut().carry(&mut self.dispatcher.borrow_mut());
     }
 
     fn settle(&self, ticket: Ticket, result: Result<Placement, Rejection>) {
@@ -237,24 +253,17 @@ impl Shard {
         Waiting { shard: self.clone(), ticket, wait, over: false }
     }
 
-    /// Everything that came from peers and the control thread. Wakes whom it concerns.
-    pub fn hear(self: &Rc<Self>, mut socket: impl FnMut(i32, u16)) {
+    /// Takes in everything that came from peers and the control thread, and wakes whom it concerns. Sockets handed over
+    /// by peers go to `adopt`.
+    pub fn hear(&self, mut adopt: impl FnMut(i32)) {
         let now = self.now();
+        self.port.borrow_mut().poll(|from, message| match message {
+            Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
+            Message::Socket { fd, .. } => adopt(fd),
+            message => self.dispatcher.borrow_mut().handle_message(now, from, message),
+        });
         loop {
-            let heard = self.port.borrow_mut().next_message();
-            match heard {
-                None => break,
-                Some((from, Message::Connections { count })) => {
-                    self.peers.borrow_mut()[from.index()] = count;
-                }
-                Some((_, Message::Socket { fd, listener })) => socket(fd, listener),
-                Some((from, message)) => {
-                    self.dispatcher.borrow_mut().handle_message(now, from, message);
-                }
-            }
-        }
-        loop {
-            let update = self.port.borrow_mut().next_update();
+            let update = self.port.borrow_mut().poll_update();
             let Some(update) = update else { break };
             self.handle_update(now, update);
         }
@@ -294,41 +303,36 @@ impl Shard {
 
     fn report(&self, now: Nanos, number: u64) -> ShardReport {
         let figures = self.figures.borrow();
-        let dispatcher = self.dispatcher.borrow();
-        let servers = (0..self.catalog.borrow().servers.len()).map(|index| {
-            let backend = BackendId(index as u16);
-            let mut server = ServerFigures::default();
-            dispatcher.figures(now, backend, &mut server);
-            server.connections = self.upstreams.idle(backend) as u32;
+        let mut report = ShardReport {
+            number,
+            connections: figures.connections,
+            accepted: figures.accepted,
+            active: figures.active,
+            finished: figures.finished,
+            rejections: figures.rejections,
+            client_aborts: figures.client_aborts,
+            notices_dropped: figures.notices_dropped,
+            queue_wait: figures.queue_wait.clone(),
+            first_token: figures.first_token.clone(),
+            overhead: figures.overhead.clone(),
+            servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
+            ..ShardReport::new(self.id)
+        };
+        self.dispatcher.borrow().figures(now, &mut report);
+        for (index, server) in report.servers.iter_mut().enumerate() {
+            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32;
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
                 server.connections += counts.busy;
             }
-            server
-        });
-        ShardReport {
-            number,
-            connections: figures.connections,
-            accepted: figures.accepted,
-            active: figures.active,
-            finished: figures.finished,
-            queued: dispatcher.queued(),
-            servers: servers.collect(),
-            rejections: figures.rejections,
-            client_aborts: figures.client_aborts,
-            notices_dropped: figures.notices_dropped,
-            mesh_lag_ns: dispatcher.mesh_lag_ns(now),
-            queue_wait: figures.queue_wait.clone(),
-            first_token: figures.first_token.clone(),
-            overhead: figures.overhead.clone(),
-            ..ShardReport::new(self.id)
         }
+        report
     }
 
     /// Time passes: deadlines, queue timeouts, figures for the peers.
-    pub fn tick(self: &Rc<Self>) {
+    pub fn tick(&self) {
         let now = self.read_clock();
         self.deadlines.sweep(now);
         {
@@ -341,14 +345,17 @@ impl Shard {
             let figures = self.figures.borrow();
             (figures.connections, figures.active)
         };
-        if connections != self.connections_said.get() {
-            self.connections_said.set(connections);
+        {
             let mut port = self.port.borrow_mut();
-            for peer in (0..self.shards).filter(|peer| *peer != self.id.index()) {
-                port.send(ShardId(peer as u8), Message::Connections { count: connections }, Urgency::Lazy);
+            if connections != self.connections_said.get() {
+                self.connections_said.set(connections);
+                for peer in (0..self.shards).filter(|peer| *peer != self.id.index()) {
+                    let message = Message::Connections { count: connections };
+                    port.send_kept(ShardId(peer as u8), message, Urgency::Quiet);
+                }
             }
+            port.retry();
         }
-        self.port.borrow_mut().flush();
         if self.phase.get() >= Phase::Draining {
             self.deadlines.close_idle();
             if active == 0 && !self.drained_said.replace(true) {
@@ -397,7 +404,9 @@ impl Drop for Waiting {
         match self.wait.result.take() {
             Some(Ok(placement)) => dispatcher.handle_done(now, placement.backend, Outcome::Neutral),
             Some(Err(_)) => {}
-            None => dispatcher.handle_withdraw(now, self.ticket),
+            None => {
+                dispatcher.handle_withdraw(now, self.ticket);
+            }
         }
         drop(dispatcher);
         self.shard.pump();

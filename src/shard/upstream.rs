@@ -32,13 +32,15 @@ pub struct Upstream {
     pub reused: bool,
     /// Payload bytes given to the kernel for the requests before the present one.
     pub sent_before: u64,
+    /// Payload bytes of the present request.
+    pub sent_now: u64,
     /// The server's `Keep-Alive: timeout` of the last answer, in nanoseconds; 0 when it named none.
     pub idle_ns_named: u64,
 }
 
 impl Upstream {
     pub fn fresh(socket: Socket) -> Upstream {
-        Upstream { socket, reused: false, sent_before: 0, idle_ns_named: 0 }
+        Upstream { socket, reused: false, sent_before: 0, sent_now: 0, idle_ns_named: 0 }
     }
 
     /// Whether it is certain that the server's process has read nothing of the present request, after the connection
@@ -124,6 +126,7 @@ impl Upstreams {
         let shelf = &mut shelves[backend.index()];
         if shelf.idle.len() < IDLE_MAX {
             upstream.reused = true;
+            upstream.sent_before += std::mem::take(&mut upstream.sent_now);
             shelf.idle.push(Idle { upstream, since: now, seen: now });
         }
     }

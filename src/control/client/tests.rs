@@ -3,7 +3,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use super::*;
-use crate::control::runtime;
+use crate::runtime;
 
 /// A server that reads one request head per connection and answers with `pieces`, a pause between them; then closes, or
 /// keeps silent if the last piece is empty. Returns what it was sent.

@@ -82,7 +82,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
                 bench_after: health.bench_after,
                 bench_ms: health.bench_ms,
                 bench_max_ms: health.bench_max_ms,
-                wheel_phase: None,
+                ..DispatcherOptions::default()
             },
             catalog: catalog.clone(),
             port,

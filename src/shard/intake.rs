@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::client::{Client, End};
 use super::deadline::Action;
 use super::session::Desk;
-use crate::proto::classify::body;
+use crate::proto::classify;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Framing};
 
@@ -181,9 +181,10 @@ impl Intake {
         }
         match desk.head.content_type.map(|span| span.of(client.unread())) {
             Some(kind) if kind.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/")) => {
-                body::peek_multipart(kind, bytes).map(Cow::Borrowed)
+                classify::peek_multipart(kind, bytes).model
             }
-            _ => body::peek(bytes).model,
+            _ if self.whole() => classify::peek(bytes).model,
+            _ => classify::peek_prefix(bytes).model,
         }
     }
 }

@@ -10,6 +10,7 @@
 //! * [`proto::dispatcher`]: one shard's brain, which ties the three above together.
 //! * [`mesh`]: what shards tell each other.
 //! * [`control`]: health checks, models, admin listener, metrics, signals: all that is not on a request's path.
+//! * [`cli`]: the command line, which ends in [`proto::config::Settings`].
 //! * [`engine`] and [`demo`]: a simulated engine, and the guided first run.
 //!
 //! *Invariant*: [`proto`], [`limits`] and the `Nanos` type touch no socket, no clock and no thread. They build without
@@ -19,6 +20,8 @@ pub mod clock;
 pub mod limits;
 pub mod proto;
 
+#[cfg(feature = "io")]
+pub mod cli;
 #[cfg(feature = "io")]
 pub mod control;
 #[cfg(feature = "io")]

@@ -1,7 +1,7 @@
 //! Faults on demand: how the simulated engine misbehaves when asked to.
 //!
 //! A fault is written `KIND` or `KIND:key=value,key=value` (command line, request header), or as a JSON object with the
-//! same names (`POST /fault`). [`HELP`] lists the kinds.
+//! same names (`POST /fault`). [`super::HELP`] lists the kinds.
 //!
 //! *Invariant*: the same seed and the same order of requests draw the same faults.
 //! *Bound and cost*: at most [`ARMED_MAX`] faults are armed; a request looks at each once.
@@ -16,24 +16,6 @@ pub const ARMED_MAX: usize = 64;
 
 /// Request header that asks for a fault for this request alone.
 pub const HEADER: &str = "x-engine-fault";
-
-/// What the command line says about faults.
-pub const HELP: &str = "\
-Faults: --fault KIND[:key=value,...] at start (repeatable), the request header `X-Engine-Fault: KIND[:...]` for one request,
-or while running POST /fault {\"kind\":...,\"key\":...} to arm, GET /fault to list, DELETE /fault to clear.
-
-  refuse        the listener is closed, connects are refused; ms=N: opened again after N ms (default: until cleared)
-  hang          the request is read and never answered
-  die           the answer ends midway: after_events=N events of a stream (default 1), or half of a plain answer;
-                reset=true: by RST instead of FIN
-  status        answered with code=N (default 503); retry_after_s=N: with a Retry-After header
-  slow-read     the body is read at bytes_per_s=N (default 1000)
-  close-after   the connection is closed after the answer without saying so; ms=N: after N ms idle (default 0)
-  reset         the request is read, then the connection is reset without an answer
-  slow-head     half of the answer's head is sent, the rest ms=N later (default 1000)
-
-Any kind but refuse: count=N times, then no more; probability=P (0 to 1) of each request; path=/P: requests to that path only
-(default: every POST to an API endpoint; health checks and /stats stay well unless named).";
 
 /// One way to misbehave.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -305,7 +287,7 @@ mod tests {
             let Value::Object(object) = armed.to_json() else { panic!() };
             assert_eq!(Armed::from_json(&object), Ok(armed), "{text}");
             let kind = text.split(':').next().expect("a kind");
-            assert!(HELP.contains(&format!("\n  {kind} ")), "{kind} is documented");
+            assert!(crate::engine::HELP.contains(&format!("\n  {kind} ")), "{kind} is documented");
         }
     }
 

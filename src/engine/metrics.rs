@@ -88,8 +88,11 @@ pub fn prometheus(stats: &Stats, scheduler: &Scheduler, model: &str) -> Vec<u8> 
     let cache = scheduler.cache();
     let mut out = String::new();
     let mut line = |kind: &str, name: &str, help: &str, value: f64| {
-        writeln!(out, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}\nvllm:{name}{{{labels}}} {value:?}")
-            .expect("a string takes every write");
+        writeln!(
+            out,
+            "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}\nvllm:{name}{{{labels}}} {value:?}"
+        )
+        .expect("a string takes every write");
     };
     line("gauge", "num_requests_running", "Requests that have a slot.", scheduler.running() as f64);
     line("gauge", "num_requests_waiting", "Requests that wait for a slot.", scheduler.waiting() as f64);
@@ -127,7 +130,8 @@ mod tests {
     fn metric_lines_have_vllm_s_names_and_labels() {
         let rates = Rates { prefill_tps: 0.0, decode_tps: 0.0, slots: 1, queue_max: 0 };
         let stats = Stats { prompt_tokens: 7, ..Stats::default() };
-        let text = String::from_utf8(prometheus(&stats, &Scheduler::new(rates, 16, 512), "a\"b")).expect("text");
+        let text =
+            String::from_utf8(prometheus(&stats, &Scheduler::new(rates, 16, 512), "a\"b")).expect("text");
         for line in [
             r#"vllm:num_requests_running{engine="0",model_name="a\"b"} 0.0"#,
             r#"vllm:prefix_cache_queries_total{engine="0",model_name="a\"b"} 7.0"#,

@@ -206,7 +206,8 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for part in bytes.chunks(3) {
-        let word = part.iter().enumerate().fold(0u32, |word, (at, byte)| word | u32::from(*byte) << (16 - 8 * at));
+        let word =
+            part.iter().enumerate().fold(0u32, |word, (at, byte)| word | u32::from(*byte) << (16 - 8 * at));
         for digit in 0..4 {
             let shown = digit <= part.len();
             out.push(if shown { DIGITS[(word >> (18 - 6 * digit)) as usize & 63] as char } else { '=' });
@@ -221,7 +222,9 @@ mod tests {
 
     #[test]
     fn base64_as_the_rfc_has_it() {
-        for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+        for (plain, coded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!(base64(plain.as_bytes()), coded);
         }
     }
@@ -248,7 +251,8 @@ mod tests {
     #[test]
     fn embeddings_are_unit_vectors_that_depend_on_their_own_input_only() {
         let ask = |body: &str| {
-            super::super::prompt::parse(super::super::prompt::Endpoint::Embeddings, body.as_bytes()).expect(body)
+            super::super::prompt::parse(super::super::prompt::Endpoint::Embeddings, body.as_bytes())
+                .expect(body)
         };
         let vectors = |body: &str| -> Vec<Vec<f64>> {
             let value: Value = serde_json::from_slice(&embeddings(&ask(body), "m")).expect("json");

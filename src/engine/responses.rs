@@ -24,7 +24,9 @@ impl Response {
         let item_id = format!("msg_{number:016x}");
         Response {
             id: format!("resp_{number:016x}"),
-            delta: format!(r#","item_id":"{item_id}","output_index":0,"content_index":0,"logprobs":[],"delta":""#),
+            delta: format!(
+                r#","item_id":"{item_id}","output_index":0,"content_index":0,"logprobs":[],"delta":""#
+            ),
             item_id,
             created,
             model: model.to_owned(),

@@ -252,10 +252,11 @@ impl Scheduler {
     }
 
     /// Tokens of `ticket`'s answer that were made: their keys and values take room, and full blocks can be found by
-    /// later prompts.
+    /// later prompts. Its prefill must have ended by the last [`Scheduler::step`].
     pub fn record(&mut self, ticket: Ticket, tokens: &[Token]) {
         let block_tokens = self.block_tokens;
         let sequence = self.sequences.get_mut(&ticket).expect("a ticket is valid until its end");
+        assert!(matches!(sequence.stage, Stage::Decoding), "tokens come after the prefill");
         for token in tokens {
             sequence.kv_tokens += 1;
             let blocks = sequence.kv_tokens.div_ceil(block_tokens).min(sequence.blocks_max);

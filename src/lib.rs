@@ -10,6 +10,7 @@
 //! * [`proto::dispatcher`]: one shard's brain, which ties the three above together.
 //! * [`mesh`]: what shards tell each other.
 //! * [`control`]: health checks, models, admin listener, metrics, signals: all that is not on a request's path.
+//! * [`serve`], [`runtime`], [`log`]: what joins them into a process.
 //! * [`cli`]: the command line, which ends in [`proto::config::Settings`].
 //! * [`engine`] and [`demo`]: a simulated engine, and the guided first run.
 //!
@@ -29,6 +30,12 @@ pub mod demo;
 #[cfg(feature = "io")]
 pub mod engine;
 #[cfg(feature = "io")]
+pub mod log;
+#[cfg(feature = "io")]
 pub mod mesh;
+#[cfg(feature = "io")]
+pub mod runtime;
+#[cfg(feature = "io")]
+pub mod serve;
 #[cfg(feature = "io")]
 pub mod shard;

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     };
     let code = match &command {
         Command::Serve(args) => match args.settings() {
-            Ok(_) => not_wired("serve"),
+            Ok(settings) => ringway::serve::serve(&settings),
             Err(text) => {
                 eprintln!("{text}");
                 exit::WRONG

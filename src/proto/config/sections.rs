@@ -90,6 +90,8 @@ section! {
         response_head_timeout_ms: u64 = 1_800_000, 1..=MS_MAX;
         /// Between two reads of a response body.
         between_bytes_timeout_ms: u64 = 600_000, 1..=MS_MAX;
+        /// From the head of a request to the end of its answer; 0: no limit of its own.
+        total_timeout_ms: u64 = 0, 0..=MS_MAX;
         /// How long a client's idle connection is kept.
         keepalive_timeout_ms: u64 = 75_000, 1..=MS_MAX;
         /// How long running requests may take to finish on shutdown; then they are cut.

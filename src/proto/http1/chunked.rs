@@ -1,7 +1,7 @@
 //! Chunked transfer coding, read strictly.
 //!
 //! *Invariant*: one reading. CRLF ends every line; a size is hexadecimal digits and nothing else, up to 2^64 − 1; an
-//! extension begins with `;` right after the size and holds no control byte. Trailers are checked as fields, and those
+//! extension begins with `;` right after the size and follows the grammar to its end. Trailers are checked as fields, and those
 //! that could change a message's meaning are dropped (RFC 9110 section 6.5.1).
 //! *Bound and cost*: [`CHUNK_LINE_BYTES_MAX`] per size line, [`TRAILER_BYTES_MAX`] for all trailers, the only bytes that
 //! are kept. O(framing bytes): data is skipped, not looked at. 48 bytes of state, allocated memory only for trailers.
@@ -32,7 +32,21 @@ enum State {
     #[default]
     Size,
     SizeMore,
-    Extension,
+    /// After `;`: a name follows.
+    ExtBegin,
+    ExtName,
+    /// White space after a name.
+    ExtNameEnd,
+    /// After `=`: a token or a quoted string follows.
+    ExtEquals,
+    ExtToken,
+    ExtQuoted,
+    /// After a backslash in a quoted string.
+    ExtEscaped,
+    /// After a quoted string.
+    ExtEnd,
+    /// White space after a value.
+    ExtValueEnd,
     /// LF that ends a size line.
     SizeLf,
     Data,
@@ -72,6 +86,11 @@ impl ChunkedDecoder {
         self.state == State::Done
     }
 
+    /// A chunk has just ended, or none has begun: another one could be put here.
+    pub fn between_chunks(&self) -> bool {
+        self.state == State::Size
+    }
+
     /// Kept trailer lines, each with its CRLF; complete once [`ChunkedDecoder::is_done`].
     pub fn trailers(&self) -> &[u8] {
         &self.trailers
@@ -104,12 +123,13 @@ impl ChunkedDecoder {
         let mut at = 0;
         while at < input.len() && !self.is_done() {
             if self.state == State::Data {
-                let start = at;
-                at += self.take_data(input.len() - at);
-                // The line end behind a chunk is taken along, so that one call per chunk is enough.
-                let data = start..at;
-                while at < input.len() && matches!(self.state, State::DataCr | State::DataLf) {
-                    at += self.step(&input[at..at + 1])?;
+                let data = at..at + self.take_data(input.len() - at);
+                at = data.end;
+                // The line end behind a chunk is taken along, so that one call per chunk is enough. A wrong one is left to
+                // the next call: this one's data is good.
+                if self.state == State::DataCr && input[at..].starts_with(b"\r\n") {
+                    at += 2;
+                    self.state = State::Size;
                 }
                 return Ok(Decoded { consumed: at, data, done: false });
             }
@@ -134,13 +154,22 @@ impl ChunkedDecoder {
             match self.state {
                 State::Data | State::Done => return Ok(i),
                 State::Size | State::SizeMore => self.size_byte(b)?,
-                State::Extension => {
-                    if b == b'\r' {
-                        self.state = State::SizeLf;
-                    } else if !is_value_byte(b) {
-                        return self.fail("control byte in a chunk extension");
+                State::ExtBegin
+                | State::ExtName
+                | State::ExtNameEnd
+                | State::ExtEquals
+                | State::ExtToken
+                | State::ExtQuoted
+                | State::ExtEscaped
+                | State::ExtEnd
+                | State::ExtValueEnd => {
+                    let Some(next) = extension_byte(self.state, b) else {
+                        return self.fail("malformed chunk extension; expected ;name or ;name=value");
+                    };
+                    self.state = next;
+                    if next != State::SizeLf {
+                        self.count_line()?;
                     }
-                    self.count_line()?;
                 }
                 State::SizeLf => {
                     if b != b'\n' {
@@ -188,7 +217,7 @@ impl ChunkedDecoder {
                 return Ok(());
             }
             b';' if self.state == State::SizeMore => {
-                self.state = State::Extension;
+                self.state = State::ExtBegin;
                 return self.count_line();
             }
             _ => {
@@ -251,6 +280,29 @@ impl ChunkedDecoder {
         self.state = State::Failed;
         Err(ChunkError { what })
     }
+}
+
+/// The next state within a chunk extension, `None` where the grammar has no such byte. An unfinished quoted string is
+/// refused rather than ended by CRLF: readers exist that would let it run on into the data.
+fn extension_byte(state: State, b: u8) -> Option<State> {
+    let blank = matches!(b, b' ' | b'\t');
+    Some(match (state, b) {
+        (State::ExtBegin, _) if blank => State::ExtBegin,
+        (State::ExtBegin | State::ExtName, _) if is_token_byte(b) => State::ExtName,
+        (State::ExtName | State::ExtNameEnd, _) if blank => State::ExtNameEnd,
+        (State::ExtName | State::ExtNameEnd, b'=') => State::ExtEquals,
+        (State::ExtEquals, _) if blank => State::ExtEquals,
+        (State::ExtEquals, b'"') => State::ExtQuoted,
+        (State::ExtEquals | State::ExtToken, _) if is_token_byte(b) => State::ExtToken,
+        (State::ExtToken | State::ExtEnd | State::ExtValueEnd, _) if blank => State::ExtValueEnd,
+        (State::ExtQuoted, b'"') => State::ExtEnd,
+        (State::ExtQuoted, b'\\') => State::ExtEscaped,
+        (State::ExtQuoted | State::ExtEscaped, _) if is_value_byte(b) => State::ExtQuoted,
+        (State::ExtName | State::ExtNameEnd, b';') => State::ExtBegin,
+        (State::ExtToken | State::ExtEnd | State::ExtValueEnd, b';') => State::ExtBegin,
+        (State::ExtName | State::ExtToken | State::ExtEnd, b'\r') => State::SizeLf,
+        _ => return None,
+    })
 }
 
 /// Whether a field may go on as a trailer: not what frames, routes, authenticates or describes a message, or says how

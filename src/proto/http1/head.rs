@@ -103,7 +103,7 @@ impl Method {
 }
 
 /// A parsed request head. All spans point into the buffer given to [`parse_request`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestHead {
     /// Bytes of the head: tolerated empty lines before it and its blank line included.
     pub head_len: usize,
@@ -160,7 +160,7 @@ impl RequestHead {
 }
 
 /// A parsed response head. All spans point into the buffer given to [`parse_response`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResponseHead {
     /// Bytes of the head with its blank line.
     pub head_len: usize,

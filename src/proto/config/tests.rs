@@ -42,6 +42,7 @@ fn every_value_has_a_default_except_the_servers() {
         connect_timeout_ms: 2_000,
         response_head_timeout_ms: 1_800_000,
         between_bytes_timeout_ms: 600_000,
+        total_timeout_ms: 0,
         keepalive_timeout_ms: 75_000,
         drain_timeout_ms: 30_000,
         drain_settle_ms: 1_000,
@@ -94,6 +95,7 @@ half_close = "abort"
 connect_timeout_ms = 2000
 response_head_timeout_ms = 1800000
 between_bytes_timeout_ms = 600000
+total_timeout_ms = 0
 keepalive_timeout_ms = 75000
 drain_timeout_ms = 30000
 drain_settle_ms = 1000

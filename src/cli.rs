@@ -318,34 +318,43 @@ pub struct DemoArgs {
     after_long_help = crate::engine::HELP,
 )]
 pub struct EngineArgs {
-    /// Where to listen, IP:PORT; port 0 binds a free one, and `listening http ADDR` on stdout says which
-    #[arg(long, value_name = "ADDR")]
+    /// Where to listen, IP:PORT; port 0 binds a free one, and `listening engine ADDR` on stdout says which
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
     pub listen: SocketAddr,
     /// A served model's name; repeatable
     #[arg(long, value_name = "NAME", default_value = "simulated")]
     pub model: Vec<String>,
-    /// Prompt tokens that are not cached, read per second
+    /// Prompt tokens that are not cached, read per second; 0: reading takes no time
     #[arg(long, value_name = "N", default_value_t = 20_000.0, value_parser = rate)]
     pub prefill_tps: f64,
-    /// Tokens written per second, by each running request
+    /// Tokens written per second, by each running request; 0: writing takes no time
     #[arg(long, value_name = "N", default_value_t = 100.0, value_parser = rate)]
     pub decode_tps: f64,
     /// Requests worked on at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub slots: u32,
-    /// Blocks that the prefix cache holds
-    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(0..=16_777_216))]
+    /// Requests that may wait for a slot; one more is answered 503
+    #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub queue: u32,
+    /// Blocks of key/value memory: running requests and the prefix cache
+    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     pub kv_blocks: u32,
     /// Tokens in one block
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub block_tokens: u32,
-    /// Requests that may wait for a slot; one more is answered 503
-    #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub queue: u32,
-    /// A fault to show; repeatable
+    /// Tokens of an answer that ends by itself (a request's own limit, `min_tokens` and `ignore_eos` are honoured)
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub output_tokens: u32,
+    /// Longest prompt and answer together, in tokens; more is answered 400
+    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = clap::value_parser!(u32).range(2..=268_435_456))]
+    pub context_tokens: u32,
+    /// Close connections that are idle for so long, as real engines do; 0: never
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub keepalive_ms: u64,
+    /// A fault to show; repeatable; see below
     #[arg(long, value_name = "SPEC")]
     pub fault: Vec<String>,
-    /// Seed of everything random
+    /// Seed of everything random; engines of the same seed answer alike
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
@@ -358,12 +367,12 @@ pub struct LaterArgs {
     pub arguments: Vec<std::ffi::OsString>,
 }
 
-/// A rate in tokens per second.
+/// A rate in tokens per second; 0: no limit.
 fn rate(text: &str) -> Result<f64, String> {
     text.parse::<f64>()
         .ok()
-        .filter(|rate| rate.is_finite() && *rate > 0.0 && *rate <= 1e9)
-        .ok_or_else(|| "expected a number above 0, at most 1000000000".to_owned())
+        .filter(|rate| rate.is_finite() && *rate >= 0.0 && *rate <= 1e9)
+        .ok_or_else(|| "expected a number from 0 to 1000000000".to_owned())
 }
 
 impl Cli {

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         },
         Command::Check(args) => cli::check(args),
         Command::Demo(_) => not_wired("demo"),
-        Command::Engine(_) => not_wired("engine"),
+        Command::Engine(args) => ringway::engine::run(args),
         Command::Stargate(_) | Command::Status(_) | Command::Drain(_) | Command::Doctor(_) => {
             cli::not_in_this_version(&command)
         }

@@ -95,6 +95,7 @@ half_close = "abort"
 connect_timeout_ms = 2000
 response_head_timeout_ms = 1800000
 between_bytes_timeout_ms = 600000
+total_timeout_ms = 0
 keepalive_timeout_ms = 75000
 drain_timeout_ms = 30000
 drain_settle_ms = 1000

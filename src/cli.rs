@@ -94,13 +94,31 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MODE", env = "RINGWAY_ROUTING_MODE", help_heading = "Servers")]
     pub routing_mode: Option<String>,
     /// Requests that may wait in each pool [default: 1024]
-    #[arg(long, value_name = "N", env = "RINGWAY_QUEUE_SIZE", help_heading = "Servers")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        env = "RINGWAY_QUEUE_SIZE",
+        help_heading = "Servers"
+    )]
     pub queue_size: Option<i64>,
     /// How long a request may wait, in milliseconds [default: 30000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_QUEUE_TIMEOUT_MS", help_heading = "Servers")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_QUEUE_TIMEOUT_MS",
+        help_heading = "Servers"
+    )]
     pub queue_timeout_ms: Option<i64>,
     /// Requests that each server may work on at once; 0: no ceiling [default: 32]
-    #[arg(long, value_name = "N", env = "RINGWAY_MAX_CONCURRENCY", help_heading = "Servers")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        env = "RINGWAY_MAX_CONCURRENCY",
+        help_heading = "Servers"
+    )]
     pub max_concurrency: Option<i64>,
 
     /// Where clients connect, IP:PORT; repeatable [default: 127.0.0.1:30000]
@@ -126,32 +144,86 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", env = "RINGWAY_DRIVER", help_heading = "Threads")]
     pub driver: Option<String>,
     /// How long an idle shard looks for work before it sleeps, in microseconds [default: 0]
-    #[arg(long, value_name = "US", env = "RINGWAY_SPIN_US", help_heading = "Threads")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "US",
+        env = "RINGWAY_SPIN_US",
+        help_heading = "Threads"
+    )]
     pub spin_us: Option<i64>,
 
     /// Largest request body [default: 536870912]
-    #[arg(long, value_name = "BYTES", env = "RINGWAY_BODY_BYTES_MAX", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "BYTES",
+        env = "RINGWAY_BODY_BYTES_MAX",
+        help_heading = "Limits"
+    )]
     pub body_bytes_max: Option<i64>,
     /// At most this much of a body is waited for before routing [default: 1048576]
-    #[arg(long, value_name = "BYTES", env = "RINGWAY_CLASSIFY_BYTES_MAX", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "BYTES",
+        env = "RINGWAY_CLASSIFY_BYTES_MAX",
+        help_heading = "Limits"
+    )]
     pub classify_bytes_max: Option<i64>,
     /// Client connections of the process [default: 100000]
-    #[arg(long, value_name = "N", env = "RINGWAY_CONNECTIONS_MAX", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "N",
+        env = "RINGWAY_CONNECTIONS_MAX",
+        help_heading = "Limits"
+    )]
     pub connections_max: Option<i64>,
     /// To open a connection to a server [default: 2000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_CONNECT_TIMEOUT_MS", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_CONNECT_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
     pub connect_timeout_ms: Option<i64>,
     /// From a request's last byte to its response head [default: 1800000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_RESPONSE_HEAD_TIMEOUT_MS", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_RESPONSE_HEAD_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
     pub response_head_timeout_ms: Option<i64>,
     /// Between two reads of a response body [default: 600000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_BETWEEN_BYTES_TIMEOUT_MS", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_BETWEEN_BYTES_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
     pub between_bytes_timeout_ms: Option<i64>,
     /// How long running requests may take to finish on shutdown [default: 30000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_DRAIN_TIMEOUT_MS", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_DRAIN_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
     pub drain_timeout_ms: Option<i64>,
     /// How long a stopping router still accepts while readiness says 503 [default: 1000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_DRAIN_SETTLE_MS", help_heading = "Limits")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_DRAIN_SETTLE_MS",
+        help_heading = "Limits"
+    )]
     pub drain_settle_ms: Option<i64>,
     /// What a client that shuts down its sending side wants: abort (default; it has gone) or allow (it still waits)
     #[arg(long, value_name = "WORD", env = "RINGWAY_HALF_CLOSE", help_heading = "Limits")]
@@ -161,10 +233,22 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", env = "RINGWAY_HEALTH_PATH", help_heading = "Health checks")]
     pub health_path: Option<String>,
     /// Between two checks of a server [default: 2000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_HEALTH_INTERVAL_MS", help_heading = "Health checks")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_HEALTH_INTERVAL_MS",
+        help_heading = "Health checks"
+    )]
     pub health_interval_ms: Option<i64>,
     /// How long one check may take [default: 1000]
-    #[arg(long, value_name = "MS", env = "RINGWAY_HEALTH_TIMEOUT_MS", help_heading = "Health checks")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_HEALTH_TIMEOUT_MS",
+        help_heading = "Health checks"
+    )]
     pub health_timeout_ms: Option<i64>,
 
     /// error, warn, info (default), debug or trace

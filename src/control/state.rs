@@ -39,6 +39,8 @@ struct Watched {
     resolved: Vec<SocketAddr>,
     /// A question to the resolver is under way.
     asked: bool,
+    /// The last answer was an error, which the log has told.
+    unresolved_told: bool,
     resolve_due: Nanos,
     /// Its models stand in the configuration.
     configured: bool,
@@ -46,18 +48,12 @@ struct Watched {
     listed: Vec<Listed>,
     /// When its list is to be read (again).
     learn_due: Nanos,
+    /// A reading is under way: that of this generation.
     learning: bool,
+    /// How often the server came up. A reading of an earlier life of the engine counts for nothing.
+    generation: u64,
     /// Until when it is benched. A verdict of one shard holds on all.
     benched_until: Nanos,
-}
-
-/// What a task has to do for a server next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Todo {
-    /// Look its name up.
-    pub resolve: bool,
-    /// Read its list of models.
-    pub learn: bool,
 }
 
 /// How a shard runs.
@@ -77,6 +73,8 @@ pub struct State<P> {
     catalog: Catalog,
     /// As it was published last.
     published: Option<Catalog>,
+    /// Something that is published may have changed.
+    changed: bool,
     watched: Vec<Watched>,
     shards: Vec<ShardState>,
     reports: Vec<Option<Box<ShardReport>>>,
@@ -118,11 +116,13 @@ impl<P: Port> State<P> {
                 name,
                 resolved: Vec::new(),
                 asked: false,
+                unresolved_told: false,
                 resolve_due: now,
                 configured: server.models.is_some(),
                 listed: Vec::new(),
                 learn_due: now,
                 learning: false,
+                generation: 0,
                 benched_until: Nanos::ZERO,
             })
             .collect();
@@ -131,6 +131,7 @@ impl<P: Port> State<P> {
             rules,
             catalog,
             published: None,
+            changed: true,
             watched,
             shards: vec![ShardState::Starting; shards],
             reports: vec![None; shards],
@@ -211,23 +212,29 @@ impl<P: Port> State<P> {
                     debug!(server = %server.name, ?addresses, "name resolved");
                 }
                 watched.resolved = addresses;
+                watched.unresolved_told = false;
             }
             Err(failure) => {
                 watched.resolve_due = now.plus_ms(RESOLVE_RETRY_MS);
                 // With an old address the checks go on and tell whether it is still right.
-                warn!(server = %server.name, url = %server.url, "name not resolved: {failure}");
+                match watched.unresolved_told {
+                    false => warn!(server = %server.name, url = %server.url, "name not resolved: {failure}"),
+                    true => debug!(server = %server.name, "name not resolved: {failure}"),
+                }
+                watched.unresolved_told = true;
             }
         }
     }
 
-    /// A check ended: which of the addresses answered, or why it failed.
+    /// A check ended: which of the addresses answered, or why it failed. Returns the generation of the reading of its
+    /// list of models that is to start now, if one is.
     pub fn handle_check(
         &mut self,
         id: BackendId,
         started: Nanos,
         now: Nanos,
         result: Result<usize, CheckFailure>,
-    ) -> Todo {
+    ) -> Option<u64> {
         let server = &mut self.catalog.servers[id.index()];
         let watched = &mut self.watched[id.index()];
         let first = watched.check.unknown();
@@ -241,6 +248,7 @@ impl<P: Port> State<P> {
                     if server.address != Some(Address::Tcp(address)) {
                         info!(server = %server.name, %address, "server address");
                         server.address = Some(Address::Tcp(address));
+                        self.changed = true;
                     }
                 }
             }
@@ -250,6 +258,8 @@ impl<P: Port> State<P> {
             (Some(true), _) => {
                 info!(server = %server.name, url = %server.url, "server up");
                 watched.learn_due = now;
+                watched.learning = false;
+                watched.generation += 1;
             }
             (Some(false), Err(failure)) if !first => {
                 warn!(server = %server.name, url = %server.url, "server down: {failure}");
@@ -261,35 +271,47 @@ impl<P: Port> State<P> {
             _ => {}
         }
         if let Some(up) = turn {
+            self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });
         }
         let watched = &mut self.watched[id.index()];
         let learn =
             watched.check.up() && !watched.configured && !watched.learning && now >= watched.learn_due;
         watched.learning |= learn;
-        Todo { resolve: watched.name.is_some() && !watched.asked && now >= watched.resolve_due, learn }
+        learn.then_some(watched.generation)
     }
 
-    /// Whether the reading of a server's list goes on trying.
-    pub fn may_learn(&self, id: BackendId) -> bool {
-        self.watched[id.index()].check.up()
-    }
-
-    /// The reading of a server's list was given up; the next good check starts it again.
-    pub fn handle_learning_ended(&mut self, id: BackendId) {
-        self.watched[id.index()].learning = false;
+    /// Whether the reading of a server's list goes on trying; if not, the next good check starts another.
+    pub fn goes_on_learning(&mut self, id: BackendId, generation: u64) -> bool {
+        let watched = &mut self.watched[id.index()];
+        if watched.generation != generation {
+            return false;
+        }
+        watched.learning = watched.check.up();
+        watched.learning
     }
 
     /// A server's list arrived; `None`: it has no such endpoint, so it serves every model.
-    pub fn handle_listing(&mut self, id: BackendId, now: Nanos, listing: Option<Vec<Listed>>) {
+    pub fn handle_listing(
+        &mut self,
+        id: BackendId,
+        generation: u64,
+        now: Nanos,
+        listing: Option<Vec<Listed>>,
+    ) {
         let server = &mut self.catalog.servers[id.index()];
         let watched = &mut self.watched[id.index()];
+        if watched.generation != generation {
+            return;
+        }
         watched.learning = false;
         watched.learn_due = now.plus_ms(LEARN_EVERY_MS);
         let listed = listing.unwrap_or_default();
         let names: Vec<Box<str>> = listed.iter().map(|model| model.id.clone()).collect();
         if server.models.as_deref() != Some(&names[..]) {
-            let shown = names[..names.len().min(MODELS_LOGGED_MAX)].join(", ");
+            // An engine chooses these names: escaped, they cannot pass for lines of the log.
+            let shown = names.iter().take(MODELS_LOGGED_MAX).map(|name| name.escape_debug().to_string());
+            let shown = shown.collect::<Vec<_>>().join(", ");
             match names.len() {
                 0 => info!(server = %server.name, "server lists no models: it takes every model"),
                 count if count > MODELS_LOGGED_MAX => {
@@ -297,9 +319,18 @@ impl<P: Port> State<P> {
                 }
                 count => info!(server = %server.name, count, "server models: {shown}"),
             }
+            server.models = Some(names);
+            self.changed = true;
         }
-        server.models = Some(names);
-        watched.listed = listed;
+        if watched.listed != listed {
+            watched.listed = listed;
+            self.changed = true;
+        }
+    }
+
+    /// Whether [`State::publish`] has something to do.
+    pub const fn changed(&self) -> bool {
+        self.changed
     }
 
     /// A notice of a shard.
@@ -402,6 +433,7 @@ impl<P: Port> State<P> {
 
     /// Brings the shards' catalog and readiness up to date.
     pub fn publish(&mut self, now: Nanos) {
+        self.changed = false;
         self.catalog.models_body = self.models_body();
         rebuild_groups(&mut self.catalog);
         if self.published.as_ref() != Some(&self.catalog) {
@@ -527,3 +559,6 @@ impl std::fmt::Display for CheckFailure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

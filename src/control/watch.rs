@@ -44,13 +44,16 @@ pub async fn watch<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
         }
         let result = check(&shared, id).await;
         let now = shared.clock.now();
-        let todo = shared.state.borrow_mut().handle_check(id, started, now, result);
-        if todo.resolve {
-            look_up(&shared, id, now);
+        let learning = shared.state.borrow_mut().handle_check(id, started, now, result);
+        if let Some(generation) = learning {
+            monoio::spawn(learn(shared.clone(), id, generation));
         }
-        if todo.learn {
-            monoio::spawn(learn(shared.clone(), id));
-        }
+        notify_if_changed(&shared);
+    }
+}
+
+fn notify_if_changed<P: Port>(shared: &Shared<P>) {
+    if shared.state.borrow().changed() {
         shared.changed.notify();
     }
 }
@@ -100,7 +103,7 @@ async fn get<P: Port>(
 }
 
 /// Reads a server's list of models, trying again until it succeeds or the server goes down.
-async fn learn<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
+async fn learn<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId, generation: u64) {
     let name = shared.state.borrow().catalog().server(id).name.clone();
     let mut failures = 0u32;
     loop {
@@ -115,17 +118,15 @@ async fn learn<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
         };
         match result {
             Ok(listing) => {
-                shared.state.borrow_mut().handle_listing(id, shared.clock.now(), listing);
-                shared.changed.notify();
-                return;
+                shared.state.borrow_mut().handle_listing(id, generation, shared.clock.now(), listing);
+                return notify_if_changed(&shared);
             }
             Err(failure) if failures == 0 => warn!(server = %name, "models not read, trying on: {failure}"),
             Err(failure) => debug!(server = %name, failures, "models not read: {failure}"),
         }
         monoio::time::sleep(Duration::from_millis(learn_pause_ms(id, failures))).await;
         failures += 1;
-        if !shared.state.borrow().may_learn(id) {
-            shared.state.borrow_mut().handle_learning_ended(id);
+        if !shared.state.borrow_mut().goes_on_learning(id, generation) {
             return;
         }
     }

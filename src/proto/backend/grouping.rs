@@ -145,3 +145,6 @@ fn group_id(index: usize) -> GroupId {
 fn pool_id(index: usize) -> PoolId {
     PoolId(u16::try_from(index).expect("the number of pools is checked with the configuration"))
 }
+
+#[cfg(test)]
+mod tests;

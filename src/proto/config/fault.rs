@@ -79,17 +79,23 @@ pub(super) fn show(raw: &toml::Value) -> String {
     }
 }
 
-/// Syntax faults of a file, by line and column (both from 1, columns in characters).
+/// Syntax faults of a file, by line and column (both from 1, columns in characters). One a line: what follows a fault on
+/// its line is mostly its echo.
 pub(super) fn syntax(text: &str) -> Option<Faults> {
-    let (_, errors) = toml::de::DeTable::parse_recoverable(text);
+    let (_, mut errors) = toml::de::DeTable::parse_recoverable(text);
     if errors.is_empty() {
         return None;
     }
+    errors.sort_by_key(|error| error.span().map_or(0, |span| span.start));
     let mut faults = Faults::default();
+    let mut last_line = None;
     for error in errors {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let before = &text.as_bytes()[..at];
         let line = memchr::memchr_iter(b'\n', before).count();
+        if last_line.replace(line) == Some(line) {
+            continue;
+        }
         let line_start = memchr::memrchr(b'\n', before).map_or(0, |newline| newline + 1);
         let column = String::from_utf8_lossy(&before[line_start..]).chars().count() + 1;
         let shown = text.lines().nth(line).unwrap_or("").trim();

@@ -328,3 +328,6 @@ fn read_address(keys: &mut Keys<'_>, default: SocketAddr) -> SocketAddr {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -86,6 +86,11 @@ impl ChunkedDecoder {
         self.state == State::Done
     }
 
+    /// A chunk has just ended, or none has begun: another one could be put here.
+    pub fn between_chunks(&self) -> bool {
+        self.state == State::Size
+    }
+
     /// Kept trailer lines, each with its CRLF; complete once [`ChunkedDecoder::is_done`].
     pub fn trailers(&self) -> &[u8] {
         &self.trailers

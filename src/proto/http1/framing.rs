@@ -206,6 +206,15 @@ impl BodyReader {
         matches!(self.state, State::UntilClose) || self.is_done()
     }
 
+    /// More content could be put here without breaking the framing.
+    pub fn between_pieces(&self) -> bool {
+        match &self.state {
+            State::Length { .. } => false,
+            State::Chunked(decoder) => decoder.between_chunks(),
+            State::UntilClose => true,
+        }
+    }
+
     /// Bytes of the body still to come, where its length was declared.
     pub fn remaining(&self) -> Option<u64> {
         match self.state {

@@ -67,12 +67,21 @@ impl Drop for Held {
 /// How one attempt ended.
 pub enum Attempt {
     /// A response head is in `rx`, parsed into the desk; `sent`: the request went out whole.
-    Answered { upstream: Upstream, rx: Vec<u8>, sent: bool },
+    Answered {
+        upstream: Upstream,
+        rx: Vec<u8>,
+        sent: bool,
+    },
     /// Certainly unread by the server: it may be sent again, on a fresh connection.
     Stale,
     /// It never got a connection.
-    Unconnected { errno: i32 },
-    Failed { fault: UpstreamFault, errno: i32 },
+    Unconnected {
+        errno: i32,
+    },
+    Failed {
+        fault: UpstreamFault,
+        errno: i32,
+    },
     /// The client went away.
     ClientGone,
     /// The client's body turned out to be unacceptable while it streamed through.
@@ -161,9 +170,10 @@ fn again(shard: &Shard, backend: BackendId, known: &mut Known) {
 pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Rejection, Option<String>) {
     let (rejection, what) = match fault {
         UpstreamFault::Connect => (Rejection::UpstreamError, "could not be connected to"),
-        UpstreamFault::BeforeHead => {
-            (Rejection::UpstreamError, "closed the connection before it answered; the request was not sent again")
-        }
+        UpstreamFault::BeforeHead => (
+            Rejection::UpstreamError,
+            "closed the connection before it answered; the request was not sent again",
+        ),
         UpstreamFault::HeadTimeout => (Rejection::UpstreamTimeout, "did not answer in time"),
         UpstreamFault::BadHead => (Rejection::UpstreamError, "answered with something that is not HTTP/1.x"),
         UpstreamFault::Truncated => (Rejection::UpstreamError, "broke off its answer"),
@@ -300,9 +310,8 @@ fn compose(
     let bytes = client.unread();
     let body = intake.bytes(client, desk);
     let head_len = desk.head.head_len;
-    let copied = !intake.whole()
-        || intake.framing == Framing::Chunked
-        || head_len + body.len() <= ONE_WRITE_BYTES_MAX;
+    let copied =
+        !intake.whole() || intake.framing == Framing::Chunked || head_len + body.len() <= ONE_WRITE_BYTES_MAX;
     let room = head_len + 512 + if copied { body.len() + 32 } else { 0 };
     let mut tx = client.shard.buffers.take(room);
     let authorization = server.api_key.as_deref();
@@ -312,9 +321,7 @@ fn compose(
         framing: intake.framing,
         credentials: match authorization {
             None => Credentials::Keep,
-            Some(value) => {
-                Credentials::Replace { authorization: Some(value.as_bytes()), x_api_key: None }
-            }
+            Some(value) => Credentials::Replace { authorization: Some(value.as_bytes()), x_api_key: None },
         },
         ..RequestRewrite::default()
     };
@@ -431,7 +438,9 @@ pub async fn await_head(
         rx = buf;
         match result {
             Ok(n) if n > 0 => {}
-            _ if client.timer.fired() => return Attempt::Failed { fault: UpstreamFault::HeadTimeout, errno: 0 },
+            _ if client.timer.fired() => {
+                return Attempt::Failed { fault: UpstreamFault::HeadTimeout, errno: 0 };
+            }
             result => return Attempt::Failed { fault: UpstreamFault::BeforeHead, errno: errno(&result) },
         }
     }

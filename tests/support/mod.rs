@@ -12,13 +12,15 @@
 
 pub mod client;
 pub mod engine;
+pub mod exchange;
 pub mod metrics;
 pub mod router;
 pub mod time;
 pub mod wire;
 
 pub use client::{Client, Response, request};
-pub use engine::{Closed, Engine, EngineSetup, Exchange, Next, Probe, Request};
+pub use engine::{Closed, Engine, EngineSetup, Next, Probe, Request};
+pub use exchange::Exchange;
 pub use metrics::Metrics;
 pub use router::{Router, Setup, run_to_exit};
 pub use time::{Gate, attempts, eventually, ms, now, pause, seconds};

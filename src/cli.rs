@@ -49,8 +49,15 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Route requests to engines
+    #[command(long_about = "Route requests to engines.\n\n\
+        Servers come from --config or from --backend. A flag beats its environment variable, which beats the file. \
+        With port 0 a free port is bound. On stdout: one `listening …` line per listener, then `ready`.")]
     Serve(Box<ServeArgs>),
     /// Check a configuration file: print every fault, or the effective configuration
+    #[command(long_about = "Check a configuration file.\n\n\
+        A good file: the effective configuration on stdout, with every default filled in, in the file's own format; \
+        exit 0.\n\
+        A faulty one: every fault on stderr, one a line, as `path: value: what was expected`; exit 1.")]
     Check(CheckArgs),
     /// Start two simulated engines and a router, send a short load, and show what happened
     Demo(DemoArgs),
@@ -69,9 +76,6 @@ pub enum Command {
 /// `ringway serve`. `None` and empty: what the file says, else the default.
 #[derive(Args, Clone, Debug, Default)]
 #[command(
-    long_about = "Route requests to engines.\n\n\
-        Servers come from --config or from --backend. A flag beats its environment variable, which beats the file. \
-        With port 0 a free port is bound. On stdout: one `listening …` line per listener, then `ready`.",
     after_help = SERVE_HELP
 )]
 pub struct ServeArgs {
@@ -207,6 +211,15 @@ pub struct ServeArgs {
         help_heading = "Limits"
     )]
     pub between_bytes_timeout_ms: Option<i64>,
+    /// From the head of a request to the end of its answer; 0: no limit of its own [default: 0]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_TOTAL_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
+    pub total_timeout_ms: Option<i64>,
     /// How long running requests may take to finish on shutdown [default: 30000]
     #[arg(
         long,
@@ -274,14 +287,8 @@ Exit codes:
 
 /// `ringway check`.
 #[derive(Args, Clone, Debug)]
-#[command(
-    long_about = "Check a configuration file.\n\n\
-        A good file: the effective configuration on stdout, with every default filled in, in the file's own format; \
-        exit 0.\n\
-        A faulty one: every fault on stderr, one a line, as `path: value: what was expected`; exit 1.",
-    after_help = "Example:\n  ringway check ringway.toml > effective.toml\n\n\
-        Exit codes:\n  0  the file is good\n  1  it is not, or cannot be read"
-)]
+#[command(after_help = "Example:\n  ringway check ringway.toml > effective.toml\n\n\
+        Exit codes:\n  0  the file is good\n  1  it is not, or cannot be read")]
 pub struct CheckArgs {
     /// Configuration file (TOML)
     pub file: PathBuf,
@@ -307,8 +314,8 @@ pub struct DemoArgs {
 #[command(
     long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
         the time that its rates say, without a model.",
-    after_help = crate::engine::HELP,
-    after_long_help = crate::engine::HELP,
+    after_help = ENGINE_HELP,
+    after_long_help = ENGINE_HELP,
 )]
 pub struct EngineArgs {
     /// Where to listen, IP:PORT; port 0 binds a free one, and `listening engine ADDR` on stdout says which
@@ -351,6 +358,33 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
+
+/// What `ringway engine --help` says after the flags: its endpoints, and the faults it can be told to show.
+pub const ENGINE_HELP: &str = "\
+Examples:
+  ringway engine --listen 127.0.0.1:8001
+  ringway engine --listen 127.0.0.1:0 --model small --model large --slots 4 --decode-tps 50
+  ringway engine --listen 127.0.0.1:8002 --fault status:code=503,retry_after_s=1,probability=0.1
+
+Endpoints: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/messages,
+/v1/messages/count_tokens, /rerank, /tokenize; GET /v1/models, /health, /metrics (vLLM's names), /version;
+GET /stats (what the engine counted, JSON), GET, POST, DELETE /fault.
+
+Faults: --fault KIND[:key=value,...] at start (repeatable), the request header `X-Engine-Fault: KIND[:...]` for one request,
+or while running POST /fault {\"kind\":...,\"key\":...} to arm, GET /fault to list, DELETE /fault to clear.
+
+  refuse        the listener is closed, connects are refused; ms=N: opened again after N ms (default: until cleared)
+  hang          the request is read and never answered
+  die           the answer ends midway: after_events=N events of a stream (default 1), or half of a plain answer;
+                reset=true: by RST instead of FIN
+  status        answered with code=N (default 503); retry_after_s=N: with a Retry-After header
+  slow-read     the body is read at bytes_per_s=N (default 1000)
+  close-after   the connection is closed after the answer without saying so; ms=N: after N ms idle (default 0)
+  reset         the request is read, then the connection is reset without an answer
+  slow-head     half of the answer's head is sent, the rest ms=N later (default 1000)
+
+Any kind but refuse: count=N times, then no more; probability=P (0 to 1) of each request; path=/P: requests to that path only
+(default: every POST to an API endpoint; health checks and /stats stay well unless named).";
 
 /// A command that a later version brings; its arguments are taken as they come.
 #[derive(Args, Clone, Debug)]
@@ -488,6 +522,12 @@ impl ServeArgs {
                 self.between_bytes_timeout_ms,
             ),
             (
+                "--total-timeout-ms (or RINGWAY_TOTAL_TIMEOUT_MS)",
+                "limits",
+                "total_timeout_ms",
+                self.total_timeout_ms,
+            ),
+            (
                 "--drain-timeout-ms (or RINGWAY_DRAIN_TIMEOUT_MS)",
                 "limits",
                 "drain_timeout_ms",
@@ -564,3 +604,6 @@ pub fn check(args: &CheckArgs) -> u8 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

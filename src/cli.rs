@@ -49,8 +49,15 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Route requests to engines
+    #[command(long_about = "Route requests to engines.\n\n\
+        Servers come from --config or from --backend. A flag beats its environment variable, which beats the file. \
+        With port 0 a free port is bound. On stdout: one `listening …` line per listener, then `ready`.")]
     Serve(Box<ServeArgs>),
     /// Check a configuration file: print every fault, or the effective configuration
+    #[command(long_about = "Check a configuration file.\n\n\
+        A good file: the effective configuration on stdout, with every default filled in, in the file's own format; \
+        exit 0.\n\
+        A faulty one: every fault on stderr, one a line, as `path: value: what was expected`; exit 1.")]
     Check(CheckArgs),
     /// Start two simulated engines and a router, send a short load, and show what happened
     Demo(DemoArgs),
@@ -69,9 +76,6 @@ pub enum Command {
 /// `ringway serve`. `None` and empty: what the file says, else the default.
 #[derive(Args, Clone, Debug, Default)]
 #[command(
-    long_about = "Route requests to engines.\n\n\
-        Servers come from --config or from --backend. A flag beats its environment variable, which beats the file. \
-        With port 0 a free port is bound. On stdout: one `listening …` line per listener, then `ready`.",
     after_help = SERVE_HELP
 )]
 pub struct ServeArgs {
@@ -207,6 +211,15 @@ pub struct ServeArgs {
         help_heading = "Limits"
     )]
     pub between_bytes_timeout_ms: Option<i64>,
+    /// From the head of a request to the end of its answer; 0: no limit of its own [default: 0]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "MS",
+        env = "RINGWAY_TOTAL_TIMEOUT_MS",
+        help_heading = "Limits"
+    )]
+    pub total_timeout_ms: Option<i64>,
     /// How long running requests may take to finish on shutdown [default: 30000]
     #[arg(
         long,
@@ -274,14 +287,8 @@ Exit codes:
 
 /// `ringway check`.
 #[derive(Args, Clone, Debug)]
-#[command(
-    long_about = "Check a configuration file.\n\n\
-        A good file: the effective configuration on stdout, with every default filled in, in the file's own format; \
-        exit 0.\n\
-        A faulty one: every fault on stderr, one a line, as `path: value: what was expected`; exit 1.",
-    after_help = "Example:\n  ringway check ringway.toml > effective.toml\n\n\
-        Exit codes:\n  0  the file is good\n  1  it is not, or cannot be read"
-)]
+#[command(after_help = "Example:\n  ringway check ringway.toml > effective.toml\n\n\
+        Exit codes:\n  0  the file is good\n  1  it is not, or cannot be read")]
 pub struct CheckArgs {
     /// Configuration file (TOML)
     pub file: PathBuf,
@@ -515,6 +522,12 @@ impl ServeArgs {
                 self.between_bytes_timeout_ms,
             ),
             (
+                "--total-timeout-ms (or RINGWAY_TOTAL_TIMEOUT_MS)",
+                "limits",
+                "total_timeout_ms",
+                self.total_timeout_ms,
+            ),
+            (
                 "--drain-timeout-ms (or RINGWAY_DRAIN_TIMEOUT_MS)",
                 "limits",
                 "drain_timeout_ms",
@@ -591,3 +604,6 @@ pub fn check(args: &CheckArgs) -> u8 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,14 +159,17 @@ fn a20_models_are_the_union_and_route() {
     router.wait_metric("ringway_rejections_total", &[("reason", "model_not_found")], 8.0, seconds(2));
 }
 
-/// What engines serve may change while the router runs: the list and the routes follow.
+/// What engines serve may change when they start again: the list and the routes follow.
 #[test]
 fn models_follow_the_engines() {
     let mut one = EngineSetup::new().models(Probe::models(&["a"])).start(|e| e.reply_ok());
-    let two = EngineSetup::new().models(Probe::models(&["b"])).start(|e| e.reply_ok());
+    let mut two = EngineSetup::new().models(Probe::models(&["b"])).start(|e| e.reply_ok());
     let router = Setup::new().server("one", &one, &[]).server("two", &two, &[]).start();
     assert_eq!(ids(&router.get("/v1/models").json()), ["a", "b"]);
+    two.stop();
+    router.wait_not_up("two");
     two.set_models(Probe::models(&["b", "lora-1"]));
+    two.listen();
     eventually(seconds(10), "the new model is listed", || {
         let ids = ids(&router.get("/v1/models").json());
         if ids == ["a", "b", "lora-1"] { Ok(()) } else { Err(format!("{ids:?}")) }

@@ -285,10 +285,9 @@ async fn stream(
     }
     // The head goes out at once where there is something to wait for, else together with the first events.
     let now = engine.clock.now();
-    if limit == Some(0) || seat.started().is_none_or(|started| started.first_token_at > now) {
-        if !connection.send(std::mem::take(&mut head)).await.0 {
-            return Next::Close;
-        }
+    let waits = limit == Some(0) || seat.started().is_none_or(|started| started.first_token_at > now);
+    if waits && !connection.send(std::mem::take(&mut head)).await.0 {
+        return Next::Close;
     }
     let started = connection
         .unless_gone(async {

@@ -3,6 +3,7 @@
 //! *Bound*: a [`Message`] is at most 64 bytes, so that a ring slot is one cache line.
 
 use super::backend::catalog::Catalog;
+use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
 use crate::clock::Nanos;
@@ -28,34 +29,52 @@ impl Tried {
     }
 }
 
-/// Shard to shard. Anything about load is absolute, so the newest may replace what was lost; anything about permits and
-/// sockets must arrive, exactly once and in order.
+/// Shard to shard. Load figures are absolute, so the newest may replace what was lost; anything about permits, benching
+/// and sockets must arrive, exactly once and in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Message {
-    /// The sender's own figures for one server.
-    Load { backend: BackendId, in_flight: u32, benched_until: Nanos },
-    /// Requests that the sender has placed by a group's wheel so far, per server; wheels of peers follow.
-    Turned { group: GroupId, backend: BackendId, dispatched: u64 },
+    /// The sender's own requests in flight on one server. `changed` is when the figure first differed from the one sent
+    /// before: what the receiver's clock says beyond it is how stale the table was.
+    Load { backend: BackendId, in_flight: u32, changed: Nanos },
+    /// A verdict about a server, benched (`until` in the future) or cleared (`until` zero). The verdict with the latest
+    /// `judged`, then the highest shard, holds on every shard. `level` counts the benchings since the last success.
+    Bench { backend: BackendId, until: Nanos, judged: Nanos, level: u8, by: ShardId },
+    /// Turns of the sender's wheel for a group that chose `backend`, so far; wheels of peers follow.
+    Turned { group: GroupId, backend: BackendId, turns: u64 },
     /// The sender's client connections.
     Connections { count: u32 },
-    /// Home's figures: requests waiting in `pool`, over all shards.
-    Queued { pool: u16, waiting: u32 },
+    /// From home: whether nothing can be admitted for `group` just now.
+    Full { group: GroupId, full: bool },
     /// To home: a request wants a permit for a server of `group`, best `preferred`.
     Ask { ticket: Ticket, group: GroupId, preferred: Option<BackendId>, tried: Tried, since: Nanos },
-    /// To home: the request of that ticket no longer waits.
-    Withdraw { ticket: Ticket },
+    /// To home: the request of that ticket no longer waits. `group` and `since` as asked: they are its place in the queue.
+    Withdraw { ticket: Ticket, group: GroupId, since: Nanos },
     /// To home: `count` permits come back. `recalled` answers a [`Message::Recall`], also with none.
     Return { backend: BackendId, count: u32, recalled: bool },
-    /// From home: `count` permits, the first for `ticket`.
-    Grant { ticket: Ticket, backend: BackendId, count: u32 },
+    /// To home: a server got a ceiling while `count` requests ran on it without permits; they hold permits from now on.
+    Adopt { backend: BackendId, count: u32 },
+    /// From home: `count` permits, the first for `ticket`. `recalled`: as if a [`Message::Recall`] came right after it,
+    /// without an answer due.
+    Grant { ticket: Ticket, backend: BackendId, count: u32, recalled: bool },
     /// From home: nothing for that ticket, and why.
-    Deny { ticket: Ticket, rejection: super::error::Rejection },
+    Deny { ticket: Ticket, rejection: Rejection },
     /// From home: give back what is free, and each further permit as it becomes free.
     Recall { backend: BackendId },
     /// From home: nobody waits for that server any more; free permits may be kept.
     Ease { backend: BackendId },
     /// A freshly accepted client socket, handed over with its descriptor.
     Socket { fd: i32, listener: u16 },
+}
+
+/// How a message travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// Somebody waits for it: it must arrive, and a sleeping receiver is woken.
+    Wake,
+    /// It must arrive, but the receiver may sleep on.
+    Quiet,
+    /// Dropped when the ring is full (and then handed to `Dispatcher::handle_dropped`); wakes nobody.
+    Lazy,
 }
 
 const _: () = assert!(std::mem::size_of::<Message>() <= 64);

@@ -1,4 +1,6 @@
 //! Servers as a shard knows them.
 
+pub mod bench;
 pub mod catalog;
+pub mod grouping;
 pub mod table;

@@ -1,1 +1,260 @@
-//! This shard's replica of every server's load and health.
+//! This shard's replica of every server's load, health and permits.
+//!
+//! A row holds what a routing decision reads: this shard's own counts, exact, and the sum of what each peer last reported,
+//! at most [`LOAD_DELTA_STALE_MS_MAX`](crate::limits::LOAD_DELTA_STALE_MS_MAX) old plus the ring's delay.
+//!
+//! *Invariant*: where a ceiling is in force, `in_flight` ≤ `held`: no request runs without a permit. Rows are only added.
+//! *Bound and cost*: one row of two cache lines per server and 4 bytes per server and shard; every operation O(1).
+
+use super::bench::Verdict;
+use crate::clock::Nanos;
+use crate::proto::backend::catalog::{Catalog, RoutingMode, Server};
+use crate::proto::ids::{BackendId, ShardId};
+
+/// Millionths: six decimals of a weight are exact, and ties are ties.
+const WEIGHT_SCALE: f64 = 1_000_000.0;
+/// Weights above this count as this.
+const WEIGHT_MAX: f64 = 1_000_000.0;
+
+/// A weight as the wheels and load comparisons count it: in millionths, at least 1 for a weight above 0, so that a tiny
+/// weight is not a drained server. 0 for what is not a weight.
+pub fn fixed_weight(weight: f64) -> u64 {
+    if weight > 0.0 { ((weight.min(WEIGHT_MAX) * WEIGHT_SCALE).round() as u64).max(1) } else { 0 }
+}
+
+/// One server.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// In millionths, see [`fixed_weight`].
+    pub weight: u64,
+    /// The ceiling in force over all shards; 0: no gate (none configured, or the pool ignores ceilings).
+    pub ceiling: u32,
+    /// In the catalog, with an address and known models.
+    pub present: bool,
+    /// Last word of the health checks.
+    pub up: bool,
+    /// Home wants free permits back as they become free.
+    pub recalled: bool,
+    /// This shard's requests on it.
+    pub in_flight: u32,
+    /// The peers' requests on it, as last heard.
+    pub peers: u32,
+    /// Permits leased to this shard.
+    pub held: u32,
+    /// The least number of permits that was free since the last sweep: so many nobody needed.
+    pub free_low: u32,
+    /// This shard's failures in a row.
+    pub failures: u32,
+    pub verdict: Verdict,
+    /// Requests sent to it by this shard.
+    pub dispatched: u64,
+    /// Since when the peers' copy of `in_flight` differs; [`Nanos::NEVER`]: it does not.
+    pub changed: Nanos,
+}
+
+impl Row {
+    fn new() -> Self {
+        Row {
+            weight: 0,
+            ceiling: 0,
+            present: false,
+            up: true,
+            recalled: false,
+            in_flight: 0,
+            peers: 0,
+            held: 0,
+            free_low: 0,
+            failures: 0,
+            verdict: Verdict::default(),
+            dispatched: 0,
+            changed: Nanos::NEVER,
+        }
+    }
+
+    /// Permits this shard holds and does not use.
+    pub const fn free(&self) -> u32 {
+        self.held.saturating_sub(self.in_flight)
+    }
+    pub const fn gated(&self) -> bool {
+        self.ceiling != 0
+    }
+    /// Whether this shard may dispatch to it without asking.
+    pub const fn open(&self) -> bool {
+        !self.gated() || (!self.recalled && self.held > self.in_flight)
+    }
+    /// Over all shards, as far as heard.
+    pub const fn total(&self) -> u32 {
+        self.in_flight.saturating_add(self.peers)
+    }
+    /// Whether some permit is believed to be free, here or elsewhere.
+    pub const fn believed_room(&self) -> bool {
+        self.open() || self.total() < self.ceiling
+    }
+    /// Could take requests, the bench aside.
+    pub const fn fit(&self) -> bool {
+        self.present && self.up && self.weight > 0
+    }
+    pub const fn eligible(&self, now: Nanos) -> bool {
+        self.fit() && !self.verdict.benched(now)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct BackendTable {
+    shards: usize,
+    rows: Vec<Row>,
+    /// By server, then shard.
+    heard: Vec<u32>,
+    /// Servers whose row says `changed`.
+    changed: Vec<BackendId>,
+}
+
+impl BackendTable {
+    pub fn new(shards: usize) -> Self {
+        BackendTable { shards, rows: Vec::new(), heard: Vec::new(), changed: Vec::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+    pub fn row(&self, id: BackendId) -> &Row {
+        &self.rows[id.index()]
+    }
+    pub fn row_mut(&mut self, id: BackendId) -> &mut Row {
+        &mut self.rows[id.index()]
+    }
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+    pub fn ids(&self) -> impl Iterator<Item = BackendId> + use<> {
+        (0..self.rows.len()).map(|i| BackendId(i as u16))
+    }
+
+    /// Makes rows up to `id`: a peer may speak of a server before this shard has the catalog with it.
+    pub fn ensure(&mut self, id: BackendId) {
+        if self.rows.len() <= id.index() {
+            self.rows.resize_with(id.index() + 1, Row::new);
+            self.heard.resize(self.rows.len() * self.shards, 0);
+        }
+    }
+
+    /// Takes over what the catalog says of a server; the ceiling it now has is returned and not yet in force.
+    pub fn configure(&mut self, id: BackendId, catalog: &Catalog) -> u32 {
+        self.ensure(id);
+        let server: &Server = catalog.server(id);
+        let row = &mut self.rows[id.index()];
+        row.present = !server.removed && server.address.is_some() && server.models.is_some();
+        row.weight = fixed_weight(server.weight);
+        if server.removed {
+            // A server of that name which comes back is a new one: it has not failed yet.
+            row.up = true;
+            row.failures = 0;
+        }
+        let unlimited = server.pool.is_some_and(|p| catalog.pool(p).routing_mode == RoutingMode::Unlimited);
+        if unlimited { 0 } else { server.max_concurrency }
+    }
+
+    /// Counts a request of this shard in.
+    pub fn begin(&mut self, now: Nanos, id: BackendId) {
+        let row = &mut self.rows[id.index()];
+        row.in_flight += 1;
+        row.dispatched += 1;
+        row.free_low = row.free_low.min(row.free());
+        self.touch(now, id);
+    }
+
+    /// Counts a request of this shard out.
+    pub fn end(&mut self, now: Nanos, id: BackendId) {
+        let row = &mut self.rows[id.index()];
+        assert!(row.in_flight > 0, "a request leaves a server once, after it was placed there");
+        row.in_flight -= 1;
+        self.touch(now, id);
+    }
+
+    fn touch(&mut self, now: Nanos, id: BackendId) {
+        // Alone there is nobody to tell.
+        if self.shards > 1 {
+            let row = &mut self.rows[id.index()];
+            if row.changed == Nanos::NEVER {
+                row.changed = now;
+                self.changed.push(id);
+            }
+        }
+    }
+
+    /// A peer's figure for a server.
+    pub fn hear(&mut self, from: ShardId, id: BackendId, in_flight: u32) {
+        self.ensure(id);
+        let heard = &mut self.heard[id.index() * self.shards + from.index()];
+        let row = &mut self.rows[id.index()];
+        row.peers = row.peers - *heard + in_flight;
+        *heard = in_flight;
+    }
+
+    /// What a peer last said of a server.
+    pub fn heard(&self, from: ShardId, id: BackendId) -> u32 {
+        self.heard.get(id.index() * self.shards + from.index()).copied().unwrap_or(0)
+    }
+
+    /// Has this server's figure sent once more.
+    pub fn resend(&mut self, id: BackendId, changed: Nanos) {
+        let row = &mut self.rows[id.index()];
+        if row.changed == Nanos::NEVER {
+            self.changed.push(id);
+        }
+        row.changed = row.changed.min(changed);
+    }
+
+    pub fn has_changes(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// The next server whose figure the peers lack, with that figure and since when.
+    pub fn pop_change(&mut self) -> Option<(BackendId, u32, Nanos)> {
+        let id = self.changed.pop()?;
+        let row = &mut self.rows[id.index()];
+        Some((id, row.in_flight, std::mem::replace(&mut row.changed, Nanos::NEVER)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_keep_six_decimals_and_stay_above_zero() {
+        assert_eq!(fixed_weight(5.0), 5 * fixed_weight(1.0));
+        assert_eq!(fixed_weight(0.2), 2 * fixed_weight(0.1));
+        assert_eq!(fixed_weight(1e-12), 1);
+        assert_eq!(fixed_weight(f64::INFINITY), fixed_weight(1e6));
+        assert_eq!((fixed_weight(0.0), fixed_weight(-1.0), fixed_weight(f64::NAN)), (0, 0, 0));
+    }
+
+    #[test]
+    fn peers_are_the_sum_of_what_each_said_last() {
+        let mut table = BackendTable::new(3);
+        let id = BackendId(2);
+        table.hear(ShardId(1), id, 4);
+        table.hear(ShardId(2), id, 3);
+        table.hear(ShardId(1), id, 1);
+        assert_eq!((table.row(id).total(), table.heard(ShardId(1), id), table.len()), (4, 1, 3));
+    }
+
+    #[test]
+    fn a_change_is_told_once_with_its_first_time() {
+        let mut table = BackendTable::new(2);
+        let id = BackendId(0);
+        table.ensure(id);
+        table.begin(Nanos(5), id);
+        table.begin(Nanos(6), id);
+        table.end(Nanos(7), id);
+        assert_eq!(table.pop_change(), Some((id, 1, Nanos(5))));
+        assert_eq!(table.pop_change(), None);
+        table.resend(id, Nanos(5));
+        assert_eq!(table.pop_change(), Some((id, 1, Nanos(5))));
+    }
+}

@@ -1,0 +1,249 @@
+//! Home's book of permits: who holds how many of each server's.
+//!
+//! `spare = ceiling − Σ leased`. A shard keeps its leases while it is busy and gives free ones back when it did not need them
+//! for a while, or when home *recalls* the server because somebody waits: then it gives back what is free at once, and each
+//! further permit as it becomes free, until home *eases* the recall. While a recall is on, every permit that becomes free
+//! passes through home, so home knows when none is free anywhere: that is what makes a denial definite.
+//!
+//! Choices judged in `tests/sim.rs` (`judge_variants` prints the table):
+//! see [`LeaseRules`].
+//!
+//! *Invariant*: `leased_total` is the sum of `leased`; a grant never makes it exceed the ceiling; a shard's requests on a gated
+//! server never exceed what is leased to it. A lowered ceiling makes spare 0 until enough has come back.
+//! *Bound and cost*: 4 bytes per server and shard; O(1) per operation, a recall O(shards).
+
+use std::collections::BTreeMap;
+
+use crate::limits::SHARDS_MAX;
+use crate::proto::ids::{BackendId, ShardId};
+
+/// A set of shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardSet([u64; SHARDS_MAX / 64]);
+
+impl ShardSet {
+    pub fn insert(&mut self, shard: ShardId) {
+        self.0[shard.index() / 64] |= 1 << (shard.index() % 64);
+    }
+    pub fn remove(&mut self, shard: ShardId) {
+        self.0[shard.index() / 64] &= !(1 << (shard.index() % 64));
+    }
+    pub fn contains(&self, shard: ShardId) -> bool {
+        self.0[shard.index() / 64] & 1 << (shard.index() % 64) != 0
+    }
+    pub fn is_empty(&self) -> bool {
+        self.0 == [0; SHARDS_MAX / 64]
+    }
+}
+
+/// How generously permits are leased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseRules {
+    /// A grant that nobody waits behind carries up to `spare / (batch_divisor × shards)` permits, at least 1; 0: always 1.
+    pub batch_divisor: u32,
+    /// A recall is eased once `ceiling / ease_divisor` permits (at least 1) are spare and nobody waits.
+    pub ease_divisor: u32,
+}
+
+impl Default for LeaseRules {
+    fn default() -> Self {
+        LeaseRules { batch_divisor: 2, ease_divisor: 4 }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Account {
+    /// `None`: no gate.
+    ceiling: Option<u32>,
+    leased_total: u32,
+    recalling: bool,
+    /// Shards that were told of the recall.
+    told: ShardSet,
+    /// Of them, those that have not answered.
+    due: ShardSet,
+    /// Shards that have yet to say how many requests run there without permits; no grants before.
+    adopting: u32,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Ledger {
+    shards: usize,
+    rules: LeaseRules,
+    accounts: Vec<Account>,
+    /// By server, then shard.
+    leased: Vec<u32>,
+    /// Ceilings that this book and a shard have not both put in force: positive, the shard is behind. Empty but around such
+    /// a change.
+    adoptions: BTreeMap<(BackendId, ShardId), i32>,
+}
+
+impl Ledger {
+    pub fn new(shards: usize, rules: LeaseRules) -> Self {
+        Ledger { shards, rules, accounts: Vec::new(), leased: Vec::new(), adoptions: BTreeMap::new() }
+    }
+
+    pub fn ensure(&mut self, id: BackendId) {
+        if self.accounts.len() <= id.index() {
+            let blank = Account {
+                ceiling: None,
+                leased_total: 0,
+                recalling: false,
+                told: ShardSet::default(),
+                due: ShardSet::default(),
+                adopting: 0,
+            };
+            self.accounts.resize(id.index() + 1, blank);
+            self.leased.resize(self.accounts.len() * self.shards, 0);
+        }
+    }
+
+    /// Puts a ceiling in force (0: no gate). `adopt`: the server was there before without one, so each other shard is going to
+    /// say what runs there.
+    pub fn set_ceiling(&mut self, id: BackendId, ceiling: u32, adopt: bool) {
+        self.ensure(id);
+        let ceiling = (ceiling > 0).then_some(ceiling);
+        let opened = adopt && ceiling.is_some() && self.accounts[id.index()].ceiling.is_none();
+        self.accounts[id.index()].ceiling = ceiling;
+        if opened {
+            for shard in 1..self.shards {
+                self.expect_adoption(id, ShardId(shard as u8), 1);
+            }
+        }
+    }
+
+    /// A shard has put the ceiling in force; `count` requests ran there without permits.
+    pub fn adopt(&mut self, id: BackendId, shard: ShardId, count: u32) {
+        self.ensure(id);
+        self.lease(id, shard, count);
+        if shard != ShardId::HOME {
+            self.expect_adoption(id, shard, -1);
+        }
+    }
+
+    fn expect_adoption(&mut self, id: BackendId, shard: ShardId, change: i32) {
+        let due = self.adoptions.entry((id, shard)).or_default();
+        let was_behind = *due > 0;
+        *due += change;
+        let behind = *due > 0;
+        if *due == 0 {
+            self.adoptions.remove(&(id, shard));
+        }
+        let account = &mut self.accounts[id.index()];
+        account.adopting = account.adopting + u32::from(behind) - u32::from(was_behind);
+    }
+
+    /// Permits that can be granted; `u32::MAX` without a gate.
+    pub fn spare(&self, id: BackendId) -> u32 {
+        let account = &self.accounts[id.index()];
+        match account.ceiling {
+            None => u32::MAX,
+            Some(_) if account.adopting > 0 => 0,
+            Some(ceiling) => ceiling.saturating_sub(account.leased_total),
+        }
+    }
+
+    /// Writes `count` permits to a shard.
+    pub fn lease(&mut self, id: BackendId, shard: ShardId, count: u32) {
+        self.leased[id.index() * self.shards + shard.index()] += count;
+        self.accounts[id.index()].leased_total += count;
+    }
+
+    /// Takes `count` permits back from a shard.
+    pub fn give_back(&mut self, id: BackendId, shard: ShardId, count: u32) {
+        let leased = &mut self.leased[id.index() * self.shards + shard.index()];
+        assert!(*leased >= count, "a shard gives back what it was given");
+        *leased -= count;
+        self.accounts[id.index()].leased_total -= count;
+    }
+
+    pub fn leased(&self, id: BackendId, shard: ShardId) -> u32 {
+        self.leased[id.index() * self.shards + shard.index()]
+    }
+
+    /// How many permits a shard that asks for one gets. At least 1: there has to be a spare one.
+    pub fn batch(&self, id: BackendId) -> u32 {
+        let account = &self.accounts[id.index()];
+        if account.ceiling.is_none() || account.recalling || self.rules.batch_divisor == 0 {
+            return 1;
+        }
+        (self.spare(id) / (self.rules.batch_divisor * self.shards as u32)).max(1)
+    }
+
+    /// More is leased than the (lowered) ceiling allows.
+    pub fn overdrawn(&self, id: BackendId) -> bool {
+        let account = &self.accounts[id.index()];
+        account.ceiling.is_some_and(|ceiling| account.leased_total > ceiling)
+    }
+
+    pub fn recalling(&self, id: BackendId) -> bool {
+        self.accounts[id.index()].recalling
+    }
+
+    /// Begins a recall; the shards to tell are handed to `tell`. Nothing when one is on, or without a gate.
+    pub fn recall(&mut self, id: BackendId, mut tell: impl FnMut(ShardId)) {
+        let account = &mut self.accounts[id.index()];
+        if account.recalling || account.ceiling.is_none() {
+            return;
+        }
+        account.recalling = true;
+        let leased = &self.leased[id.index() * self.shards..][..self.shards];
+        for (shard, count) in leased.iter().enumerate().skip(1) {
+            if *count > 0 {
+                let shard = ShardId(shard as u8);
+                account.told.insert(shard);
+                account.due.insert(shard);
+                tell(shard);
+            }
+        }
+    }
+
+    /// Whether a shard that holds permits has yet to be told of the recall that is on; it counts as told from now on.
+    pub fn recall_late(&mut self, id: BackendId, shard: ShardId) -> bool {
+        let account = &mut self.accounts[id.index()];
+        let late = account.recalling && shard != ShardId::HOME && !account.told.contains(shard);
+        if late {
+            account.told.insert(shard);
+            account.due.insert(shard);
+        }
+        late
+    }
+
+    /// A grant told that shard of the recall.
+    pub fn note_told(&mut self, id: BackendId, shard: ShardId) {
+        self.accounts[id.index()].told.insert(shard);
+    }
+
+    /// A shard answered the recall.
+    pub fn note_answer(&mut self, id: BackendId, shard: ShardId) {
+        self.accounts[id.index()].due.remove(shard);
+    }
+
+    /// Ends a recall that is answered and has enough spare; the shards to tell are handed to `tell`. The caller knows that
+    /// nobody waits.
+    pub fn ease(&mut self, id: BackendId, mut tell: impl FnMut(ShardId)) {
+        let spare = self.spare(id);
+        let account = &mut self.accounts[id.index()];
+        if !account.recalling || !account.due.is_empty() {
+            return;
+        }
+        let enough = account.ceiling.map_or(0, |ceiling| (ceiling / self.rules.ease_divisor.max(1)).max(1));
+        if spare >= enough {
+            account.recalling = false;
+            let told = std::mem::take(&mut account.told);
+            (1..self.shards)
+                .map(|shard| ShardId(shard as u8))
+                .filter(|s| told.contains(*s))
+                .for_each(&mut tell);
+        }
+    }
+
+    /// Nothing is spare, and no other shard has a free permit that it has not sent: nothing can be had.
+    pub fn exhausted(&self, id: BackendId) -> bool {
+        let account = &self.accounts[id.index()];
+        let elsewhere = account.leased_total - self.leased(id, ShardId::HOME);
+        self.spare(id) == 0
+            && account.adopting == 0
+            && (elsewhere == 0 || (account.recalling && account.due.is_empty()))
+    }
+}

@@ -1,1 +1,0 @@
-//! One shard's brain: no I/O in it.

@@ -1,0 +1,785 @@
+//! One shard's brain: who takes each request, who waits, who is benched. No I/O in it, no clock, no chance: the same calls
+//! give the same answers.
+//!
+//! Verbs: `handle_*` tell it what happened at `now`; `poll_event` and `poll_message` say what follows, and have to be drained
+//! after every turn; `poll_timeout` says when to call `handle_timeout`. Shard 0 is home: it also keeps the permit ledger and
+//! the waiting queue of all shards, and asks itself without a message, so that one shard alone is exact.
+//!
+//! A request takes a permit that this shard holds free; without one it asks home and waits for the answer. Behind requests
+//! of its group that already wait here, a new one asks too: nobody is overtaken by a neighbour.
+//!
+//! *Invariant*: on a server with a ceiling no request runs without a permit, over all shards never more than the ceiling. Each
+//! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
+//! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
+//! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
+//! *Errors*: [`Rejection`]: `ModelNotFound`, `NoHealthyServer`, `AtCapacity`, `QueueFull`, `QueueTimeout`.
+//! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
+
+mod home;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::admission::ledger::{LeaseRules, Ledger};
+use super::admission::queue::Queue;
+use super::admission::tickets::Tickets;
+use super::backend::bench::{BenchRules, Verdict};
+use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
+use super::backend::table::{BackendTable, Row};
+use super::error::Rejection;
+use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
+use super::message::{Message, Tried, Update, Urgency};
+use super::report::ShardReport;
+use super::route::policy::Choice;
+use super::route::router::Router;
+use crate::clock::Nanos;
+use crate::limits::{LEASE_IDLE_MS, SHARDS_MAX};
+use home::Home;
+
+/// What a dispatcher is told once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatcherOptions {
+    /// Consecutive failures that bench a server; 0 never benches.
+    pub bench_after: u32,
+    /// First time on the bench, in milliseconds; doubles each time until a success.
+    pub bench_ms: u64,
+    /// Longest time on the bench, in milliseconds.
+    pub bench_max_ms: u64,
+    /// Steps that this shard's wheels start further; `None`: the shard's number.
+    pub wheel_phase: Option<u32>,
+    /// Home's generosity with permits.
+    pub lease_rules: LeaseRules,
+}
+
+impl Default for DispatcherOptions {
+    fn default() -> Self {
+        DispatcherOptions {
+            bench_after: 3,
+            bench_ms: 1000,
+            bench_max_ms: 30_000,
+            wheel_phase: None,
+            lease_rules: LeaseRules::default(),
+        }
+    }
+}
+
+/// A request's place: its permit is taken, in-flight counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub backend: BackendId,
+    /// Requests in flight on the server over all shards, this one included; never above `ceiling` where that is not 0.
+    pub in_flight: u32,
+    /// The ceiling in force; 0 when the gate is off.
+    pub ceiling: u32,
+    pub algorithm_used: Algorithm,
+    /// Time spent waiting, in nanoseconds; 0 when it went straight through.
+    pub wait_ns: u64,
+}
+
+/// The answer to a request.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Send it there, and call [`Dispatcher::handle_done`] when it has left the server, however it ended.
+    Dispatch(Placement),
+    /// An [`Event`] will answer that ticket, unless it is withdrawn first.
+    Wait(Ticket),
+    Reject(Rejection),
+}
+
+/// How a request left its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The server answered (below 400, or any other answer that proves it well).
+    Success,
+    /// Says nothing about the server: 4xx, client gone, internal.
+    Neutral,
+    /// Connect failed, reset or timeout before a head, 502, 503, 504.
+    Failure,
+}
+
+/// What the dispatcher has to say after a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The request may go. From here on the permit is the caller's: it ends with [`Dispatcher::handle_done`].
+    Granted {
+        ticket: Ticket,
+        placement: Placement,
+    },
+    Refused {
+        ticket: Ticket,
+        rejection: Rejection,
+    },
+    /// This shard benched the server.
+    Benched {
+        backend: BackendId,
+        ms: u64,
+    },
+    /// A bench that this shard had set is over, or a success here cleared one.
+    Unbenched {
+        backend: BackendId,
+    },
+}
+
+/// A request of this shard that asked home.
+#[derive(Debug)]
+struct Waiting {
+    group: GroupId,
+    pool: PoolId,
+    since: Nanos,
+    deadline: Nanos,
+    tried: Tried,
+    /// What the wheel here chose, to be taken back if it comes otherwise.
+    preferred: Option<Choice>,
+    /// The event is in the queue: the server it got, or none.
+    answered: Option<Option<BackendId>>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Dispatcher {
+    me: ShardId,
+    shards: usize,
+    bench_rules: BenchRules,
+    catalog: Box<Catalog>,
+    /// The groups that some request can still resolve to.
+    groups_current: Vec<GroupId>,
+    table: BackendTable,
+    router: Router,
+    /// `None` on every shard but home.
+    home: Option<Home>,
+    waiting: Tickets<Waiting>,
+    deadlines: BTreeSet<(Nanos, Ticket)>,
+    /// Unanswered requests of this shard, by group.
+    waiting_by_group: Vec<u32>,
+    /// The same, by pool.
+    waiting_by_pool: Vec<u32>,
+    /// Home's word that nothing can be admitted, by group.
+    full: Vec<bool>,
+    /// When free leases are looked at next; `NEVER`: none is free.
+    sweep_at: Nanos,
+    /// When the next bench ends; `NEVER`: none is on.
+    bench_ends: Nanos,
+    /// Servers whose bench was this shard's verdict and is not yet over.
+    benched_here: Vec<BackendId>,
+    /// How stale each peer's last load figure was when it came, in nanoseconds.
+    lag_ns: Vec<u64>,
+    events: VecDeque<Event>,
+    messages: VecDeque<(ShardId, Message, Urgency)>,
+}
+
+impl Dispatcher {
+    /// `me` of `shards` (1 to 256) shards. Every server counts as up until [`Update::Health`] says otherwise.
+    pub fn new(me: ShardId, shards: usize, options: DispatcherOptions, catalog: Catalog) -> Self {
+        assert!((1..=SHARDS_MAX).contains(&shards) && me.index() < shards, "shard {me:?} of {shards}");
+        let mut dispatcher = Dispatcher {
+            me,
+            shards,
+            bench_rules: BenchRules {
+                after: options.bench_after,
+                ms: options.bench_ms,
+                ms_max: options.bench_max_ms,
+            },
+            catalog: Box::default(),
+            groups_current: Vec::new(),
+            table: BackendTable::new(shards),
+            router: Router::new(shards, options.wheel_phase.unwrap_or(me.0.into())),
+            home: (me == ShardId::HOME).then(|| Home::new(shards, options.lease_rules)),
+            waiting: Tickets::default(),
+            deadlines: BTreeSet::new(),
+            waiting_by_group: Vec::new(),
+            waiting_by_pool: Vec::new(),
+            full: Vec::new(),
+            sweep_at: Nanos::NEVER,
+            bench_ends: Nanos::NEVER,
+            benched_here: Vec::new(),
+            lag_ns: vec![0; shards],
+            events: VecDeque::new(),
+            messages: VecDeque::new(),
+        };
+        dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
+        dispatcher
+    }
+
+    /// The catalog in force.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// The group of a model as named in the request (`None`: it names none).
+    pub fn resolve(&self, model: Option<&[u8]>) -> Result<GroupId, Rejection> {
+        let catalog = &self.catalog;
+        let Some(model) = model else { return catalog.unnamed.ok_or(Rejection::NoHealthyServer) };
+        match catalog.models.get(model).copied().or(catalog.unlisted) {
+            Some(group) => Ok(group),
+            // Some server has not answered yet and may serve it: a 404 would be a guess.
+            None if catalog.learning => Err(Rejection::NoHealthyServer),
+            None => Err(Rejection::ModelNotFound),
+        }
+    }
+
+    /// From the head alone: `Err` when it is already known that nothing can be admitted (`group` `None`: whatever the
+    /// body will name). Takes nothing. At home exact; elsewhere as home last said, a ring's delay ago.
+    pub fn admissible(&self, _now: Nanos, group: Option<GroupId>) -> Result<(), Rejection> {
+        if let Some(group) = group {
+            return self.admissible_group(group);
+        }
+        let mut verdict = None;
+        for group in &self.groups_current {
+            let rejection = self.admissible_group(*group).err();
+            // With room in one group, or different answers, only the body can tell.
+            if rejection.is_none() || verdict.is_some_and(|v| v != rejection) {
+                return Ok(());
+            }
+            verdict = Some(rejection);
+        }
+        verdict.flatten().map_or(Ok(()), Err)
+    }
+
+    fn admissible_group(&self, group: GroupId) -> Result<(), Rejection> {
+        let Some(routed) = self.router.group(group) else { return Err(Rejection::NoHealthyServer) };
+        if !routed.has_live() {
+            return Err(Rejection::NoHealthyServer);
+        }
+        let full = match &self.home {
+            Some(home) => home.is_full(group, &self.router, &self.table),
+            None => self.full[group.index()],
+        };
+        if !full {
+            return Ok(());
+        }
+        match self.catalog.pool(routed.pool).routing_mode {
+            RoutingMode::Queue => Err(Rejection::QueueFull),
+            RoutingMode::Reject => Err(Rejection::AtCapacity),
+            RoutingMode::Unlimited => Ok(()),
+        }
+    }
+
+    /// Places a request that has been to `tried`. `AtCapacity` and `QueueFull` are definite: given only once no free permit
+    /// exists anywhere. `NoHealthyServer`: no eligible server is left that was not tried.
+    pub fn handle_request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
+        if self.router.group(group).is_none() || !self.router.has_untried(group, tried) {
+            return Decision::Reject(Rejection::NoHealthyServer);
+        }
+        if self.home.is_some() {
+            self.request_at_home(now, group, tried)
+        } else {
+            self.request(now, group, tried)
+        }
+    }
+
+    /// On a shard that is not home.
+    fn request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
+        let queued_behind = self.waiting_by_group[group.index()] > 0;
+        let choice = self.router.pick(group, tried, &self.table, |_, row| row.believed_room());
+        if let Some(choice) = choice {
+            let row = self.table.row(choice.backend);
+            if row.open() && (!queued_behind || !row.gated()) {
+                return Decision::Dispatch(self.place(now, group, choice.backend, 0));
+            }
+        }
+        let ticket = self.wait(now, group, tried, choice);
+        let preferred = choice.map(|c| c.backend);
+        self.send_home(Message::Ask { ticket, group, preferred, tried, since: now }, Urgency::Wake);
+        Decision::Wait(ticket)
+    }
+
+    /// Counts a request in; its permit is at hand.
+    fn place(&mut self, now: Nanos, group: GroupId, backend: BackendId, wait_ns: u64) -> Placement {
+        self.table.begin(now, backend);
+        let row = self.table.row(backend);
+        let algorithm_used = self.router.group(group).expect("placed by this group").algorithm;
+        // Peers' figures may be stale; the permits are not.
+        let in_flight =
+            if row.gated() { row.total().min(row.ceiling.max(row.in_flight)) } else { row.total() };
+        Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used, wait_ns }
+    }
+
+    fn wait(&mut self, now: Nanos, group: GroupId, tried: Tried, preferred: Option<Choice>) -> Ticket {
+        let pool = self.router.group(group).expect("the caller checked").pool;
+        let deadline = now.plus_ms(self.catalog.pool(pool).queue_timeout_ms);
+        let waiting = Waiting { group, pool, since: now, deadline, tried, preferred, answered: None };
+        let ticket = self.waiting.insert(waiting);
+        self.deadlines.insert((deadline, ticket));
+        self.waiting_by_group[group.index()] += 1;
+        self.waiting_by_pool[pool.index()] += 1;
+        ticket
+    }
+
+    /// Ends the waiting of an unanswered ticket; it stays in the table, answered, until its event is polled.
+    fn answer(&mut self, ticket: Ticket, got: Option<BackendId>) -> Option<(GroupId, Nanos)> {
+        let waiting = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none())?;
+        waiting.answered = Some(got);
+        let (group, since) = (waiting.group, waiting.since);
+        let choice = waiting.preferred.take();
+        self.deadlines.remove(&(waiting.deadline, ticket));
+        self.waiting_by_group[group.index()] -= 1;
+        self.waiting_by_pool[waiting.pool.index()] -= 1;
+        if let Some(choice) = choice.filter(|c| got != Some(c.backend)) {
+            self.router.undo(group, choice);
+        }
+        Some((group, since))
+    }
+
+    /// Gives a waiting request the permit that was just leased for it.
+    fn grant(&mut self, now: Nanos, ticket: Ticket, backend: BackendId) -> bool {
+        let Some((group, since)) = self.answer(ticket, Some(backend)) else { return false };
+        let placement = self.place(now, group, backend, now.since(since));
+        self.events.push_back(Event::Granted { ticket, placement });
+        true
+    }
+
+    fn refuse(&mut self, ticket: Ticket, rejection: Rejection) {
+        if self.answer(ticket, None).is_some() {
+            self.events.push_back(Event::Refused { ticket, rejection });
+        }
+    }
+
+    /// The request of `ticket` no longer waits. True: it was still this dispatcher's (waiting, or granted by an event not
+    /// yet polled; that permit is freed). False: its event has been polled; a polled `Granted` is the caller's to end.
+    pub fn handle_withdraw(&mut self, now: Nanos, ticket: Ticket) -> bool {
+        let Some(waiting) = self.waiting.get_mut(ticket) else { return false };
+        match waiting.answered {
+            None => {
+                self.leave_queue(now, ticket);
+                self.waiting.remove(ticket);
+            }
+            Some(got) => {
+                self.waiting.remove(ticket);
+                if let Some(backend) = got {
+                    // Placed, but never sent.
+                    self.table.row_mut(backend).dispatched -= 1;
+                    self.release(now, backend);
+                }
+            }
+        }
+        self.note_full();
+        true
+    }
+
+    /// Takes an unanswered request out of the queue.
+    fn leave_queue(&mut self, now: Nanos, ticket: Ticket) {
+        let Some((group, since)) = self.answer(ticket, None) else { return };
+        if self.home.is_some() {
+            self.withdraw_at_home(now, self.me, ticket, group, since);
+        } else {
+            self.send_home(Message::Withdraw { ticket, group, since }, Urgency::Wake);
+        }
+    }
+
+    /// A request left its server.
+    pub fn handle_done(&mut self, now: Nanos, backend: BackendId, outcome: Outcome) {
+        // The verdict first: a server that is benched now must not get the next request with the freed permit.
+        match outcome {
+            Outcome::Success => self.note_success(now, backend),
+            Outcome::Failure => self.note_failure(now, backend),
+            Outcome::Neutral => {}
+        }
+        self.release(now, backend);
+        self.note_full();
+    }
+
+    /// Counts a request out and sees to its permit.
+    fn release(&mut self, now: Nanos, backend: BackendId) {
+        self.table.end(now, backend);
+        if self.home.is_some() {
+            // Home keeps no free lease of its own: spare is nearer.
+            let row = self.table.row_mut(backend);
+            let free = row.free();
+            row.held -= free;
+            self.given_back(now, backend, ShardId::HOME, free);
+        } else {
+            self.settle_lease(now, backend, Urgency::Wake);
+        }
+    }
+
+    /// Sends free permits back when they are recalled, else sees that they are looked at once idle.
+    fn settle_lease(&mut self, now: Nanos, backend: BackendId, urgency: Urgency) {
+        let row = self.table.row_mut(backend);
+        let free = row.free();
+        if free == 0 {
+            return;
+        }
+        if row.recalled {
+            row.held -= free;
+            self.send_home(Message::Return { backend, count: free, recalled: false }, urgency);
+        } else if self.sweep_at == Nanos::NEVER {
+            self.sweep_at = now.plus_ms(LEASE_IDLE_MS);
+        }
+    }
+
+    fn note_success(&mut self, now: Nanos, backend: BackendId) {
+        let row = self.table.row_mut(backend);
+        row.failures = 0;
+        if row.verdict.level > 0 {
+            let verdict = Verdict::cleared(now, self.me);
+            if row.verdict.benched(now) {
+                self.events.push_back(Event::Unbenched { backend });
+                self.benched_here.retain(|b| *b != backend);
+            }
+            self.pass_verdict(now, backend, verdict);
+        }
+    }
+
+    fn note_failure(&mut self, now: Nanos, backend: BackendId) {
+        let rules = self.bench_rules;
+        let row = self.table.row_mut(backend);
+        row.failures = row.failures.saturating_add(1);
+        // Requests that were under way when the bench began say nothing new.
+        if rules.after == 0 || row.verdict.benched(now) {
+            return;
+        }
+        // On probation one failure is enough.
+        if row.failures < rules.after && row.verdict.level == 0 {
+            return;
+        }
+        if self.is_last(now, backend) {
+            return;
+        }
+        let (verdict, ms) = self.table.row(backend).verdict.again(now, self.me, &rules);
+        self.pass_verdict(now, backend, verdict);
+        if !self.benched_here.contains(&backend) {
+            self.benched_here.push(backend);
+        }
+        self.events.push_back(Event::Benched { backend, ms });
+    }
+
+    /// Whether benching this server would leave its pool, or one of its groups, without an eligible server.
+    fn is_last(&self, now: Nanos, backend: BackendId) -> bool {
+        let eligible = |id: &BackendId| *id != backend && self.table.row(*id).eligible(now);
+        if let Some(pool) = self.catalog.server(backend).pool {
+            let mut of_pool = self.table.ids().take(self.catalog.servers.len());
+            if !of_pool.any(|id| self.catalog.server(id).pool == Some(pool) && eligible(&id)) {
+                return true;
+            }
+        }
+        let mut groups =
+            self.router.groups_of(backend).iter().filter(|(id, _)| self.groups_current.contains(id));
+        groups.any(|(id, _)| {
+            let group = self.router.group(*id).expect("groups of a server exist");
+            !group.candidates.iter().any(eligible)
+        })
+    }
+
+    fn pass_verdict(&mut self, now: Nanos, backend: BackendId, verdict: Verdict) {
+        self.table.row_mut(backend).verdict.merge(verdict);
+        let Verdict { until, judged, level, .. } = verdict;
+        // Ahead of any permit business with that server, on the same ring.
+        self.tell_peers(Message::Bench { backend, until, judged, level, by: self.me }, Urgency::Wake);
+        self.refresh(now, backend);
+    }
+
+    /// Eligibility of a server may have changed.
+    fn refresh(&mut self, now: Nanos, backend: BackendId) {
+        self.find_bench_end(now);
+        self.router.refresh(now, backend, &self.table);
+        if self.home.is_some() {
+            self.eligibility_at_home(now, backend);
+        }
+    }
+
+    fn find_bench_end(&mut self, now: Nanos) {
+        let benched = self.table.rows().iter().map(|row| row.verdict.until).filter(|until| *until > now);
+        self.bench_ends = benched.min().unwrap_or(Nanos::NEVER);
+    }
+
+    /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
+    pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
+        match message {
+            Message::Load { backend, in_flight, changed } => {
+                self.table.hear(from, backend, in_flight);
+                self.lag_ns[from.index()] = now.since(changed);
+            }
+            Message::Turned { group, backend, turns } => self.router.hear(from, group, backend, turns),
+            Message::Bench { backend, until, judged, level, by } => {
+                self.table.ensure(backend);
+                let verdict = Verdict { until, judged, level, by: Some(by) };
+                if self.table.row_mut(backend).verdict.merge(verdict) {
+                    self.benched_here.retain(|b| *b != backend);
+                    self.refresh(now, backend);
+                }
+            }
+            Message::Full { group, full } => {
+                if self.full.len() <= group.index() {
+                    self.full.resize(group.index() + 1, false);
+                }
+                self.full[group.index()] = full;
+            }
+            Message::Grant { ticket, backend, count, recalled } => {
+                self.granted(now, ticket, backend, count, recalled);
+            }
+            Message::Deny { ticket, rejection } => self.refuse(ticket, rejection),
+            Message::Recall { backend } => {
+                self.table.ensure(backend);
+                let row = self.table.row_mut(backend);
+                row.recalled = true;
+                let count = row.free();
+                row.held -= count;
+                self.send_home(Message::Return { backend, count, recalled: true }, Urgency::Wake);
+            }
+            Message::Ease { backend } => {
+                self.table.ensure(backend);
+                self.table.row_mut(backend).recalled = false;
+            }
+            Message::Ask { .. }
+            | Message::Withdraw { .. }
+            | Message::Return { .. }
+            | Message::Adopt { .. } => {
+                self.message_at_home(now, from, message);
+            }
+            Message::Connections { .. } | Message::Socket { .. } => {}
+        }
+        self.note_full();
+    }
+
+    /// On a shard that is not home: permits came.
+    fn granted(&mut self, now: Nanos, ticket: Ticket, backend: BackendId, count: u32, recalled: bool) {
+        self.table.ensure(backend);
+        let row = self.table.row_mut(backend);
+        row.held += count;
+        row.free_low = row.free_low.min(row.free());
+        row.recalled |= recalled;
+        let unanswered = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none());
+        let again = unanswered.map(|w| (w.group, w.tried, w.since));
+        if let Some((group, tried, since)) = again {
+            if self.router.is_live(group, backend) {
+                self.grant(now, ticket, backend);
+            } else {
+                // Home has not yet heard that this server is down, drained or gone; a request must not go there. Its place in
+                // the queue stays: `since` is the same.
+                let row = self.table.row_mut(backend);
+                let free = row.free();
+                row.held -= free;
+                self.send_home(Message::Return { backend, count: free, recalled: false }, Urgency::Wake);
+                self.send_home(Message::Ask { ticket, group, preferred: None, tried, since }, Urgency::Wake);
+            }
+        }
+        self.settle_lease(now, backend, Urgency::Wake);
+    }
+
+    /// A lazy message that found its ring full: its figure is sent again with the next flush.
+    pub fn handle_dropped(&mut self, message: Message) {
+        match message {
+            Message::Load { backend, changed, .. } => self.table.resend(backend, changed),
+            Message::Turned { group, backend, .. } => self.router.resend(group, backend),
+            _ => {}
+        }
+    }
+
+    /// `Catalog` and `Health`; others are ignored. Copies a catalog; [`Dispatcher::handle_catalog`] does not.
+    pub fn handle_update(&mut self, now: Nanos, update: &Update) {
+        match update {
+            Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
+            Update::Health { backend, up } => self.handle_health(now, *backend, *up),
+            Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
+        }
+    }
+
+    /// The health checks' word on a server.
+    pub fn handle_health(&mut self, now: Nanos, backend: BackendId, up: bool) {
+        self.table.ensure(backend);
+        let row = self.table.row_mut(backend);
+        if row.up != up {
+            row.up = up;
+            self.refresh(now, backend);
+            self.note_full();
+        }
+    }
+
+    /// A new catalog takes the place of the old one. Every shard has to see every version, in order.
+    pub fn handle_catalog(&mut self, now: Nanos, catalog: Box<Catalog>) {
+        let known = self.catalog.servers.len();
+        self.catalog = catalog;
+        let catalog = &self.catalog;
+        if !catalog.servers.is_empty() {
+            self.table.ensure(BackendId((catalog.servers.len() - 1) as u16));
+        }
+        let mut opened = Vec::new();
+        for i in 0..catalog.servers.len() {
+            let id = BackendId(i as u16);
+            let ceiling = self.table.configure(id, catalog);
+            let row = self.table.row_mut(id);
+            let newly_gated = i < known && row.ceiling == 0 && ceiling > 0;
+            row.ceiling = ceiling;
+            if newly_gated {
+                // What runs without permits gets them: home counts it against the ceiling before it grants anything.
+                let count = row.in_flight.saturating_sub(row.held);
+                row.held += count;
+                opened.push((id, count));
+            }
+        }
+        self.groups_current.clear();
+        self.groups_current.extend(catalog.models.values().chain(&catalog.unlisted).chain(&catalog.unnamed));
+        self.groups_current.sort_unstable();
+        self.groups_current.dedup();
+        self.waiting_by_group.resize(self.waiting_by_group.len().max(catalog.groups.len()), 0);
+        self.waiting_by_pool.resize(self.waiting_by_pool.len().max(catalog.pools.len()), 0);
+        self.full.resize(self.full.len().max(catalog.groups.len()), false);
+        self.router.configure(now, &self.catalog, &self.table);
+        self.find_bench_end(now);
+        if self.home.is_some() {
+            self.catalog_at_home(now, known, &opened);
+        } else {
+            for (backend, count) in opened {
+                self.send_home(Message::Adopt { backend, count }, Urgency::Wake);
+            }
+        }
+        self.note_full();
+    }
+
+    /// Acts on what is due at `now`: waiting requests whose time is over, benches that end, leases that are idle.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        while let Some((_, ticket)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now).copied()
+        {
+            self.leave_queue(now, ticket);
+            self.events.push_back(Event::Refused { ticket, rejection: Rejection::QueueTimeout });
+        }
+        if self.bench_ends <= now {
+            let over = |row: &Row| row.verdict.until != Nanos::ZERO && !row.verdict.benched(now);
+            let ids: Vec<_> = self.table.ids().filter(|id| over(self.table.row(*id))).collect();
+            self.find_bench_end(now);
+            for id in ids {
+                if let Some(i) = self.benched_here.iter().position(|b| *b == id) {
+                    self.benched_here.swap_remove(i);
+                    self.events.push_back(Event::Unbenched { backend: id });
+                }
+                self.refresh(now, id);
+            }
+        }
+        if self.sweep_at <= now {
+            self.sweep(now);
+        }
+        self.note_full();
+    }
+
+    /// Sends leases back that nobody needed since the last sweep.
+    fn sweep(&mut self, now: Nanos) {
+        self.sweep_at = Nanos::NEVER;
+        for id in self.table.ids() {
+            let row = self.table.row_mut(id);
+            if row.held == 0 {
+                continue;
+            }
+            let idle = row.free_low.min(row.free());
+            row.held -= idle;
+            row.free_low = row.free();
+            if row.free_low > 0 {
+                self.sweep_at = now.plus_ms(LEASE_IDLE_MS);
+            }
+            if idle > 0 {
+                let back = Message::Return { backend: id, count: idle, recalled: false };
+                self.send_home(back, Urgency::Quiet);
+            }
+        }
+    }
+
+    /// When [`Dispatcher::handle_timeout`] has to be called next.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        let deadline = self.deadlines.first().map_or(Nanos::NEVER, |(deadline, _)| *deadline);
+        let next = deadline.min(self.sweep_at).min(self.bench_ends);
+        (next != Nanos::NEVER).then_some(next)
+    }
+
+    /// What the caller has to act on; call until `None` after every turn.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        loop {
+            let event = self.events.pop_front()?;
+            match event {
+                // Withdrawn since.
+                Event::Granted { ticket, .. } | Event::Refused { ticket, .. }
+                    if self.waiting.remove(ticket).is_none() => {}
+                _ => return Some(event),
+            }
+        }
+    }
+
+    /// The next message to send; call until `None` after every turn.
+    pub fn poll_message(&mut self) -> Option<(ShardId, Message, Urgency)> {
+        self.messages.pop_front()
+    }
+
+    /// Puts out the load figures that changed since the last flush. Call every tick while [`Dispatcher::needs_flush`].
+    /// O(changes × shards).
+    pub fn flush(&mut self, _now: Nanos) {
+        while let Some((backend, in_flight, changed)) = self.table.pop_change() {
+            self.tell_peers(Message::Load { backend, in_flight, changed }, Urgency::Lazy);
+        }
+        while let Some((group, backend, turns)) = self.router.pop_change() {
+            self.tell_peers(Message::Turned { group, backend, turns }, Urgency::Lazy);
+        }
+        self.tell_full();
+    }
+
+    /// Some figure has changed and was not flushed.
+    pub fn needs_flush(&self) -> bool {
+        self.table.has_changes()
+            || self.router.has_changes()
+            || self.home.as_ref().is_some_and(|h| h.may_be_full())
+    }
+
+    fn send_home(&mut self, message: Message, urgency: Urgency) {
+        self.messages.push_back((ShardId::HOME, message, urgency));
+    }
+
+    fn tell_peers(&mut self, message: Message, urgency: Urgency) {
+        for shard in 0..self.shards {
+            if shard != self.me.index() {
+                self.messages.push_back((ShardId(shard as u8), message, urgency));
+            }
+        }
+    }
+
+    /// This shard's requests in flight on a server.
+    pub fn in_flight(&self, backend: BackendId) -> u32 {
+        self.table.rows().get(backend.index()).map_or(0, |row| row.in_flight)
+    }
+
+    /// In flight over all shards, as far as heard.
+    pub fn in_flight_total(&self, backend: BackendId) -> u32 {
+        self.table.rows().get(backend.index()).map_or(0, |row| row.total())
+    }
+
+    /// Permits of a server leased to this shard, and how many of them are free.
+    pub fn leased(&self, backend: BackendId) -> (u32, u32) {
+        self.table.rows().get(backend.index()).map_or((0, 0), |row| (row.held, row.free()))
+    }
+
+    /// What `peer` last said of its requests in flight on a server.
+    pub fn heard(&self, peer: ShardId, backend: BackendId) -> u32 {
+        self.table.heard(peer, backend)
+    }
+
+    /// The book of permits and the queue, on the home shard.
+    pub fn books(&self) -> Option<(&Ledger, &Queue)> {
+        self.home.as_ref().map(Home::books)
+    }
+
+    /// A live candidate of some group: present, up, weight above 0 and not benched (or spared the bench as the last one).
+    pub fn eligible(&self, backend: BackendId) -> bool {
+        self.router.groups_of(backend).iter().any(|(group, slot)| self.router.carries(*group, *slot))
+    }
+
+    /// At least one server is eligible for something.
+    pub fn routable(&self) -> bool {
+        self.groups_current.iter().any(|id| self.router.group(*id).is_some_and(|group| group.has_live()))
+    }
+
+    /// This shard's requests that wait, by pool.
+    pub fn queued(&self, pool: PoolId) -> u32 {
+        self.waiting_by_pool.get(pool.index()).copied().unwrap_or(0)
+    }
+
+    /// Fills `in_flight`, `dispatched` and `benched_until` of each server, `queued` and `mesh_lag_ns`; leaves the rest.
+    pub fn figures(&self, now: Nanos, report: &mut ShardReport) {
+        report.servers.resize_with(report.servers.len().max(self.table.len()), Default::default);
+        for (figures, row) in report.servers.iter_mut().zip(self.table.rows()) {
+            figures.in_flight = row.in_flight;
+            figures.dispatched = row.dispatched;
+            figures.benched_until = if row.verdict.benched(now) { row.verdict.until } else { Nanos::ZERO };
+        }
+        report.queued.clear();
+        report.queued.extend(&self.waiting_by_pool);
+        report.mesh_lag_ns = self.lag_ns.iter().copied().max().unwrap_or(0);
+    }
+}

@@ -1,0 +1,32 @@
+//! What an algorithm is: it chooses one of the candidates it is shown.
+
+use super::wheel::Wheel;
+use crate::proto::ids::BackendId;
+
+/// A server as an algorithm sees it: eligible, and with room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub backend: BackendId,
+    /// Its place in the group, which is its place on the group's wheel.
+    pub slot: u16,
+    /// In millionths, above 0.
+    pub weight: u64,
+    /// Over all shards, as far as heard.
+    pub in_flight: u32,
+}
+
+/// A choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    pub backend: BackendId,
+    pub slot: u16,
+    /// The wheel moved: peers have to hear of it, and the choice can be undone.
+    pub turned: bool,
+}
+
+/// A load-balancing algorithm. Without state of its own: what it remembers is the group's wheel.
+pub trait Policy {
+    /// One of `candidates`, which are never empty and in the group's order. `whole`: they are all the servers on the wheel.
+    /// May reorder them. O(candidates), no allocation.
+    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice;
+}

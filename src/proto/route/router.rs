@@ -1,0 +1,300 @@
+//! The groups of this shard: who may take a request, who is shown to the algorithm, and which algorithm it is.
+//!
+//! A candidate is *live* when it is eligible; when the bench alone would leave a group without a live candidate, it spares
+//! that group (servers go down and up while others sit on the bench, and two shards may each bench one of a pair: so it is
+//! judged here, from what is true now, and not only when a bench is set). The algorithm sees the live candidates with room
+//! that the request has not tried.
+//!
+//! *Invariant*: `live` holds exactly the slots that the group's wheel carries, in the group's order.
+//! *Bound and cost*: a pick is O(live candidates), without allocation or hashing; a change of health or catalog is O(groups of
+//! the server × their candidates).
+//! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
+
+use super::least_connections::LeastConnections;
+use super::policy::{Candidate, Choice, Policy};
+use super::weighted_round_robin::WeightedRoundRobin;
+use super::wheel::Wheel;
+use crate::clock::Nanos;
+use crate::proto::backend::catalog::{Algorithm, Catalog};
+use crate::proto::backend::table::{BackendTable, Row};
+use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
+use crate::proto::message::Tried;
+
+/// One group as a shard routes it.
+#[derive(Debug)]
+pub struct RouteGroup {
+    pub candidates: Vec<BackendId>,
+    pub pool: PoolId,
+    pub algorithm: Algorithm,
+    /// Slots of the live candidates.
+    live: Vec<u16>,
+    wheel: Wheel,
+    /// Steps the wheel still has to start further, once something is on it.
+    phase: u32,
+    /// This shard's turns, by slot.
+    turns: Vec<u64>,
+    /// Peers' turns as last heard, by slot, then shard.
+    heard: Vec<u64>,
+    /// By slot: peers lack the newest `turns`.
+    turned: Vec<bool>,
+}
+
+impl RouteGroup {
+    pub fn has_live(&self) -> bool {
+        !self.live.is_empty()
+    }
+    pub fn live(&self) -> impl Iterator<Item = BackendId> {
+        self.live.iter().map(|slot| self.candidates[*slot as usize])
+    }
+    /// O(candidates): off the request path only.
+    fn slot(&self, id: BackendId) -> Option<u16> {
+        self.candidates.iter().position(|c| *c == id).map(|slot| slot as u16)
+    }
+
+    fn refresh(&mut self, now: Nanos, table: &BackendTable, shown: &mut Vec<Candidate>) {
+        self.live.clear();
+        let slots = || (0..).zip(self.candidates.iter().map(|id| table.row(*id)));
+        self.live.extend(slots().filter(|(_, row)| row.eligible(now)).map(|(slot, _)| slot));
+        if self.live.is_empty() {
+            self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
+        }
+        let mut live = self.live.iter().peekable();
+        self.wheel.set_weights((0..).zip(&self.candidates).map(|(slot, id): (u16, _)| {
+            if live.next_if(|l| **l == slot).is_some() { table.row(*id).weight } else { 0 }
+        }));
+        if !self.live.is_empty() && self.phase > 0 {
+            shown.clear();
+            shown.extend(self.live.iter().map(|slot| self.candidate(*slot, table)));
+            for _ in 0..std::mem::take(&mut self.phase) {
+                self.wheel.turn(shown, true);
+            }
+        }
+    }
+
+    fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
+        let backend = self.candidates[slot as usize];
+        let row = table.row(backend);
+        Candidate { backend, slot, weight: row.weight, in_flight: row.total() }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Router {
+    shards: usize,
+    phase: u32,
+    groups: Vec<RouteGroup>,
+    /// By server: the groups it is a candidate of, with its slot there.
+    groups_of: Vec<Vec<(GroupId, u16)>>,
+    /// Figures that peers lack.
+    changes: Vec<(GroupId, u16)>,
+    /// What is shown to the algorithm; kept for its memory.
+    shown: Vec<Candidate>,
+}
+
+impl Router {
+    /// Wheels start `phase` steps further than the textbook's.
+    pub fn new(shards: usize, phase: u32) -> Self {
+        Router {
+            shards,
+            phase,
+            groups: Vec::new(),
+            groups_of: Vec::new(),
+            changes: Vec::new(),
+            shown: Vec::new(),
+        }
+    }
+
+    pub fn group(&self, id: GroupId) -> Option<&RouteGroup> {
+        self.groups.get(id.index())
+    }
+    pub fn ids(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (0..self.groups.len()).map(|i| GroupId(i as u32))
+    }
+    pub fn groups_of(&self, id: BackendId) -> &[(GroupId, u16)] {
+        self.groups_of.get(id.index()).map_or(&[], Vec::as_slice)
+    }
+    /// The `i`th group of a server, by value: for walks that change things on the way.
+    pub fn group_of(&self, id: BackendId, i: usize) -> Option<(GroupId, u16)> {
+        self.groups_of(id).get(i).copied()
+    }
+    /// Whether the candidate in that slot is live.
+    pub fn carries(&self, group: GroupId, slot: u16) -> bool {
+        self.groups[group.index()].wheel.carries(slot)
+    }
+    /// The place of a server in a group. O(log of the server's groups).
+    fn slot_of(&self, group: GroupId, id: BackendId) -> Option<u16> {
+        let groups = self.groups_of(id);
+        groups.binary_search_by_key(&group, |(g, _)| *g).ok().map(|i| groups[i].1)
+    }
+    /// Whether that server is a live candidate of that group.
+    pub fn is_live(&self, group: GroupId, id: BackendId) -> bool {
+        self.slot_of(group, id).is_some_and(|slot| self.carries(group, slot))
+    }
+    /// The `i`th live candidate, by value: for walks that change things on the way.
+    pub fn live_at(&self, group: GroupId, i: usize) -> Option<BackendId> {
+        let group = &self.groups[group.index()];
+        group.live.get(i).map(|slot| group.candidates[*slot as usize])
+    }
+
+    /// Takes over a catalog whose servers the table already has. Wheels keep turning where a group's candidates stay the
+    /// same and start anew where they change.
+    pub fn configure(&mut self, now: Nanos, catalog: &Catalog, table: &BackendTable) {
+        self.groups_of.clear();
+        self.groups_of.resize_with(catalog.servers.len(), Vec::new);
+        for (i, group) in catalog.groups.iter().enumerate() {
+            let id = GroupId(i as u32);
+            for (slot, backend) in (0..).zip(&group.candidates) {
+                self.groups_of[backend.index()].push((id, slot));
+            }
+            let algorithm = catalog.pool(group.pool).algorithm;
+            let slots = group.candidates.len();
+            let fresh = RouteGroup {
+                candidates: group.candidates.clone(),
+                pool: group.pool,
+                algorithm,
+                live: Vec::with_capacity(slots),
+                wheel: Wheel::new(slots),
+                phase: self.phase,
+                turns: vec![0; slots],
+                heard: vec![0; slots * self.shards],
+                turned: vec![false; slots],
+            };
+            match self.groups.get_mut(i) {
+                None => self.groups.push(fresh),
+                Some(held) if held.candidates == group.candidates => {
+                    held.pool = group.pool;
+                    held.algorithm = algorithm;
+                }
+                Some(held) => {
+                    // Turns are absolute: what stands under a server must go on, or peers would hear of turns undone.
+                    let mut fresh = fresh;
+                    for (slot, backend) in group.candidates.iter().enumerate() {
+                        if let Some(old) = held.slot(*backend) {
+                            let old = old as usize;
+                            fresh.turns[slot] = held.turns[old];
+                            fresh.heard[slot * self.shards..][..self.shards]
+                                .copy_from_slice(&held.heard[old * self.shards..][..self.shards]);
+                        }
+                    }
+                    self.changes.retain(|(changed, _)| *changed != id);
+                    *held = fresh;
+                }
+            }
+        }
+        for group in &mut self.groups {
+            group.refresh(now, table, &mut self.shown);
+        }
+    }
+
+    /// Finds out again who is live in the groups of one server.
+    pub fn refresh(&mut self, now: Nanos, id: BackendId, table: &BackendTable) {
+        for (group, _) in self.groups_of.get(id.index()).map_or(&[][..], Vec::as_slice) {
+            self.groups[group.index()].refresh(now, table, &mut self.shown);
+        }
+    }
+
+    /// Whether some live candidate of the group was not tried.
+    pub fn has_untried(&self, group: GroupId, tried: Tried) -> bool {
+        let group = &self.groups[group.index()];
+        if tried.is_empty() { group.has_live() } else { group.live().any(|id| !tried.contains(id)) }
+    }
+
+    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel.
+    pub fn pick(
+        &mut self,
+        group: GroupId,
+        tried: Tried,
+        table: &BackendTable,
+        mut room: impl FnMut(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &mut self.groups[group.index()];
+        self.shown.clear();
+        for slot in &held.live {
+            let backend = held.candidates[*slot as usize];
+            let row = table.row(backend);
+            if room(backend, row) && (tried.is_empty() || !tried.contains(backend)) {
+                self.shown.push(Candidate {
+                    backend,
+                    slot: *slot,
+                    weight: row.weight,
+                    in_flight: row.total(),
+                });
+            }
+        }
+        if self.shown.is_empty() {
+            return None;
+        }
+        let whole = self.shown.len() == held.live.len();
+        let choice = match held.algorithm {
+            Algorithm::WeightedRoundRobin => {
+                WeightedRoundRobin.choose(&mut held.wheel, &mut self.shown, whole)
+            }
+            Algorithm::LeastConnections => LeastConnections.choose(&mut held.wheel, &mut self.shown, whole),
+        };
+        if choice.turned {
+            self.count(group, choice.slot, 1);
+        }
+        Some(choice)
+    }
+
+    /// Takes a turned choice back: the request went elsewhere or nowhere.
+    pub fn undo(&mut self, group: GroupId, choice: Choice) {
+        let Some(held) = self.groups.get_mut(group.index()) else { return };
+        // A group whose candidates changed in between has a new wheel that never turned for this.
+        if choice.turned && held.candidates.get(choice.slot as usize) == Some(&choice.backend) {
+            held.wheel.follow(choice.slot, -1);
+            self.count(group, choice.slot, -1);
+        }
+    }
+
+    fn count(&mut self, group: GroupId, slot: u16, turns: i64) {
+        if self.shards == 1 {
+            return;
+        }
+        let held = &mut self.groups[group.index()];
+        let turned = &mut held.turns[slot as usize];
+        *turned = turned.wrapping_add_signed(turns);
+        self.mark(group, slot);
+    }
+
+    fn mark(&mut self, group: GroupId, slot: u16) {
+        let marked = &mut self.groups[group.index()].turned[slot as usize];
+        if !*marked {
+            *marked = true;
+            self.changes.push((group, slot));
+        }
+    }
+
+    /// A peer's turns for a server, in all.
+    pub fn hear(&mut self, from: ShardId, group: GroupId, backend: BackendId, turns: u64) {
+        // A group this shard has not yet been told of: the next figure is absolute again.
+        let Some(slot) = self.slot_of(group, backend) else { return };
+        let held = &mut self.groups[group.index()];
+        let heard = &mut held.heard[slot as usize * self.shards + from.index()];
+        let news = turns.wrapping_sub(*heard) as i64;
+        *heard = turns;
+        if held.algorithm == Algorithm::WeightedRoundRobin {
+            held.wheel.follow(slot, news);
+        }
+    }
+
+    pub fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// The next figure that peers lack.
+    pub fn pop_change(&mut self) -> Option<(GroupId, BackendId, u64)> {
+        let (group, slot) = self.changes.pop()?;
+        let held = &mut self.groups[group.index()];
+        held.turned[slot as usize] = false;
+        Some((group, held.candidates[slot as usize], held.turns[slot as usize]))
+    }
+
+    /// Has that figure sent once more.
+    pub fn resend(&mut self, group: GroupId, backend: BackendId) {
+        if let Some(slot) = self.slot_of(group, backend) {
+            self.mark(group, slot);
+        }
+    }
+}

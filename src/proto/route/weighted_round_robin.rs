@@ -1,0 +1,18 @@
+//! `weighted-round-robin`: in proportion to weight, smoothly.
+//!
+//! Formula: the group's [`Wheel`], turned once. Tie-break: the group's order. State: the wheel. Worst case: O(candidates).
+//! *Source*: the Lifeboat rules, section 4.
+
+use super::policy::{Candidate, Choice, Policy};
+use super::wheel::Wheel;
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightedRoundRobin;
+
+impl Policy for WeightedRoundRobin {
+    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
+        let chosen = candidates[wheel.turn(candidates, whole)];
+        Choice { backend: chosen.backend, slot: chosen.slot, turned: candidates.len() > 1 }
+    }
+}

@@ -62,6 +62,10 @@ pub enum Command {
     /// Start two simulated engines and a router, send a short load, and show what happened
     Demo(DemoArgs),
     /// Run the built-in simulated engine
+    #[command(
+        long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
+        the time that its rates say, without a model."
+    )]
     Engine(EngineArgs),
     /// Stargate's command line (not in this version)
     Stargate(LaterArgs),
@@ -312,8 +316,6 @@ pub struct DemoArgs {
 /// `ringway engine`.
 #[derive(Args, Clone, Debug)]
 #[command(
-    long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
-        the time that its rates say, without a model.",
     after_help = crate::engine::HELP,
     after_long_help = crate::engine::HELP,
 )]

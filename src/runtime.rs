@@ -68,11 +68,7 @@ impl Runtime {
 }
 
 fn uring(builder: iou06::Builder, entries: u32) -> io::Result<monoio::Runtime<TimeDriver<IoUringDriver>>> {
-    RuntimeBuilder::<IoUringDriver>::new()
-        .with_entries(entries)
-        .uring_builder(builder)
-        .enable_timer()
-        .build()
+    RuntimeBuilder::<IoUringDriver>::new().with_entries(entries).uring_builder(builder).enable_timer().build()
 }
 
 /// Runs `main` to its end on a small runtime of its own: io_uring where it can be had, unless `uring` is false.

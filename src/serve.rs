@@ -57,8 +57,8 @@ fn start(settings: &Settings) -> Result<u8, String> {
         }
         lines.push(format!("listening http {address} profile={}", one.profile.name()));
     }
-    let admin = TcpListener::bind(settings.admin.address)
-        .map_err(|e| cannot_listen(settings.admin.address, &e))?;
+    let admin =
+        TcpListener::bind(settings.admin.address).map_err(|e| cannot_listen(settings.admin.address, &e))?;
     let address = admin.local_addr().map_err(|e| cannot_listen(settings.admin.address, &e))?;
     lines.push(format!("listening admin {address}"));
 

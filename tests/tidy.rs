@@ -110,11 +110,17 @@ fn the_table_check_sees_what_it_should() {
 #[test]
 fn every_file_says_what_it_does() {
     for path in files(&root().join("src"), "rs") {
-        if path.file_name().is_some_and(|name| name == "tests.rs") || path.to_str().unwrap().contains("/tests/") {
+        if path.file_name().is_some_and(|name| name == "tests.rs")
+            || path.to_str().unwrap().contains("/tests/")
+        {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
-        assert!(text.starts_with("//! "), "{}: begins without a `//!` line that says what it does", path.display());
+        assert!(
+            text.starts_with("//! "),
+            "{}: begins without a `//!` line that says what it does",
+            path.display()
+        );
     }
 }
 
@@ -159,7 +165,10 @@ fn architecture_names_every_room_and_every_dependency() {
     for table in ["dependencies", "dev-dependencies"] {
         for (name, value) in manifest[table].as_table().unwrap() {
             let package = value.get("package").and_then(|p| p.as_str()).unwrap_or(name);
-            assert!(text.contains(&format!("`{package}`")), "ARCHITECTURE.md gives no reason for `{package}`");
+            assert!(
+                text.contains(&format!("`{package}`")),
+                "ARCHITECTURE.md gives no reason for `{package}`"
+            );
         }
     }
     let lines = text.lines().count();

@@ -16,10 +16,10 @@ use monoio::io::{AsyncReadRent, AsyncWriteRent, AsyncWriteRentExt};
 use monoio::net::TcpStream;
 use tracing::{debug, warn};
 
-use super::port::Port;
 use super::Shared;
-use crate::runtime;
+use super::port::Port;
 use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, RequestHead, parse_request};
+use crate::runtime;
 
 mod page;
 

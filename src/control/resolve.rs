@@ -30,8 +30,16 @@ pub type Answer = (BackendId, io::Result<Vec<SocketAddr>>);
 pub struct Resolver {
     questions: mpsc::Sender<Question>,
     answers: mpsc::Receiver<Answer>,
-    /// Handed to the threads that are not yet started.
-    spare: Option<(Arc<Mutex<mpsc::Receiver<Question>>>, mpsc::Sender<Answer>, Arc<UnixStream>)>,
+    /// What the threads work with, until they are started.
+    idle: Option<Work>,
+}
+
+/// A thread's ends of the queues.
+#[derive(Clone, Debug)]
+struct Work {
+    questions: Arc<Mutex<mpsc::Receiver<Question>>>,
+    answers: mpsc::Sender<Answer>,
+    ringer: Arc<UnixStream>,
 }
 
 impl Resolver {
@@ -41,18 +49,19 @@ impl Resolver {
         ringer.set_nonblocking(true)?;
         let (ask, questions) = mpsc::channel();
         let (tell, answers) = mpsc::channel();
-        let spare = Some((Arc::new(Mutex::new(questions)), tell, Arc::new(ringer)));
-        Ok((Resolver { questions: ask, answers, spare }, bell))
+        let work =
+            Work { questions: Arc::new(Mutex::new(questions)), answers: tell, ringer: Arc::new(ringer) };
+        Ok((Resolver { questions: ask, answers, idle: Some(work) }, bell))
     }
 
     /// Sends a question. The caller keeps track of what it has asked.
     pub fn ask(&mut self, question: Question) -> io::Result<()> {
-        if let Some((questions, tell, ringer)) = self.spare.take() {
+        if let Some(work) = self.idle.take() {
             for number in 0..THREADS {
-                let (questions, tell, ringer) = (questions.clone(), tell.clone(), ringer.clone());
+                let work = work.clone();
                 std::thread::Builder::new()
                     .name(format!("ringway-dns-{number}"))
-                    .spawn(move || answer_all(&questions, &tell, &ringer))?;
+                    .spawn(move || work.run())?;
             }
         }
         self.questions.send(question).map_err(|_| io::Error::other("the name resolver has ended"))
@@ -64,23 +73,23 @@ impl Resolver {
     }
 }
 
-fn answer_all(
-    questions: &Mutex<mpsc::Receiver<Question>>,
-    tell: &mpsc::Sender<Answer>,
-    mut ringer: &UnixStream,
-) {
-    loop {
-        // The lock is held while waiting: whoever has it is the one to take the next question.
-        let question = match questions.lock() {
-            Ok(questions) => questions.recv(),
-            Err(_) => return,
-        };
-        let Ok(question) = question else { return };
-        if tell.send((question.backend, look_up(&question.host, question.port))).is_err() {
-            return;
+impl Work {
+    /// Answers questions until nobody can ask any more.
+    fn run(&self) {
+        loop {
+            // The lock is held while waiting: whoever has it is the one to take the next question.
+            let question = match self.questions.lock() {
+                Ok(questions) => questions.recv(),
+                Err(_) => return,
+            };
+            let Ok(question) = question else { return };
+            let answer = look_up(&question.host, question.port);
+            if self.answers.send((question.backend, answer)).is_err() {
+                return;
+            }
+            // A full pair is fine: the reader has not yet read what makes it look at the answers.
+            let _ = (&*self.ringer).write(&[1]);
         }
-        // A full pair is fine: the reader has not yet read what makes it look at the answers.
-        let _ = ringer.write(&[1]);
     }
 }
 

@@ -461,3 +461,63 @@ fn a_benched_server_is_not_routable_until_it_is_back() {
     running.end.write_all(b"X").unwrap();
     assert_eq!(running.thread.join().unwrap(), 0);
 }
+
+/// The real rings: notices wake the sleeping control thread, and its updates arrive.
+#[test]
+fn over_the_mesh_a_shard_is_heard_at_once_on_both_drivers() {
+    for driver in ["auto", "epoll"] {
+        let engine = Engine::start((404, ""));
+        let servers = [("one", format!("http://{}", engine.address), "")];
+        let settings = Settings::parse(&config(driver, &servers), Path::new("/"), &[]).unwrap();
+        let (mut ports, control) = crate::mesh::build(1).unwrap();
+        let mut shard = ports.remove(0);
+        let (options, catalog) = (Options::new(&settings), settings.catalog());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let admin = listener.local_addr().unwrap();
+        let (signals, mut end, _reload) = Signals::by_hand();
+        let thread = std::thread::spawn(move || {
+            run(options, Clock::new(), control, catalog, listener, signals, || {}).unwrap()
+        });
+        shard.notify(Notice::Started { io_uring: true, downgrade: None });
+        let player = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            loop {
+                pause(1);
+                while let Some(update) = shard.poll_update() {
+                    match &update {
+                        Update::Report { number } => {
+                            let mut report = ShardReport::new(ShardId(0));
+                            report.number = *number;
+                            report.finished = 5;
+                            shard.notify(Notice::Report(Box::new(report)));
+                        }
+                        Update::Phase(Phase::Draining) => {
+                            shard.notify(Notice::Drained { shard: ShardId(0) });
+                        }
+                        Update::Phase(Phase::Stopping) => {
+                            seen.push(update);
+                            return seen;
+                        }
+                        _ => {}
+                    }
+                    seen.push(update);
+                }
+            }
+        });
+        while status(admin, "GET /readiness") != 200 {
+            pause(5);
+        }
+        let clock = Clock::new();
+        for _ in 0..10 {
+            assert!(get(admin, "GET /metrics").1.contains("ringway_requests_finished_total 5\n"));
+        }
+        // Were notices only seen at the regular turn or after the wait for reports, this would take 2 s and more.
+        let took_ms = clock.now().0 / 1_000_000;
+        assert!(took_ms < 1000, "ten pages took {took_ms} ms");
+        end.write_all(b"X").unwrap();
+        assert_eq!(thread.join().unwrap(), 0);
+        let seen = player.join().unwrap();
+        assert_eq!(phases(&seen), [Phase::Settling, Phase::Draining, Phase::Stopping]);
+        assert_eq!(last_ready(&seen), Some(false));
+    }
+}

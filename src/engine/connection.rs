@@ -255,6 +255,9 @@ impl Connection {
             }
             self.buf.drain(..at);
             self.bytes_in += at as u64;
+            if let Some(rate) = bytes_per_s {
+                sleep(Duration::from_millis(at as u64 * 1000 / rate)).await;
+            }
             if body.len() as u64 > BODY_BYTES_MAX {
                 return too_large();
             }
@@ -263,10 +266,7 @@ impl Connection {
             }
             let room = match bytes_per_s {
                 None => BODY_READ_BYTES,
-                Some(rate) => {
-                    sleep(Duration::from_millis(1000 / SLOW_READS_PER_S)).await;
-                    (rate / SLOW_READS_PER_S).clamp(1, BODY_READ_BYTES as u64) as usize
-                }
+                Some(rate) => (rate / SLOW_READS_PER_S).clamp(1, BODY_READ_BYTES as u64) as usize,
             };
             if !self.fill(room).await {
                 return Err(ReadError::Gone);
@@ -311,9 +311,9 @@ impl Connection {
         }
     }
 
-    /// The next close sends a reset instead of a FIN.
-    pub fn reset_on_close(&self) {
-        socket::reset_on_close(self.fd);
+    /// Sends a reset: the connection is of no use any more.
+    pub fn reset(&self) {
+        socket::reset(self.fd);
     }
 
     pub fn fd(&self) -> RawFd {
@@ -331,19 +331,12 @@ pub mod socket {
         unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
     }
 
-    /// Makes closing the socket send RST.
-    pub fn reset_on_close(fd: RawFd) {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: the pointer and length describe `linger`, which outlives the call; the call only reads it.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const linger).cast(),
-                size_of::<libc::linger>() as libc::socklen_t,
-            );
-        }
+    /// Sends RST at once and gives the connection up. (`SO_LINGER` would not do: monoio's write half sends a FIN when it
+    /// is dropped, ahead of the close.)
+    pub fn reset(fd: RawFd) {
+        let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+        // SAFETY: the pointer and length describe `nowhere`, which outlives the call; the call only reads it.
+        unsafe { libc::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) };
     }
 
     /// The peer has closed or reset, and everything it sent before has been read.

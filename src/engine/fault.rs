@@ -1,7 +1,7 @@
 //! Faults on demand: how the simulated engine misbehaves when asked to.
 //!
 //! A fault is written `KIND` or `KIND:key=value,key=value` (command line, request header), or as a JSON object with the
-//! same names (`POST /fault`). [`super::HELP`] lists the kinds.
+//! same names (`POST /fault`). [`crate::cli::ENGINE_HELP`] lists the kinds.
 //!
 //! *Invariant*: the same seed and the same order of requests draw the same faults.
 //! *Bound and cost*: at most [`ARMED_MAX`] faults are armed; a request looks at each once.
@@ -287,7 +287,7 @@ mod tests {
             let Value::Object(object) = armed.to_json() else { panic!() };
             assert_eq!(Armed::from_json(&object), Ok(armed), "{text}");
             let kind = text.split(':').next().expect("a kind");
-            assert!(crate::engine::HELP.contains(&format!("\n  {kind} ")), "{kind} is documented");
+            assert!(crate::cli::ENGINE_HELP.contains(&format!("\n  {kind} ")), "{kind} is documented");
         }
     }
 

@@ -33,13 +33,11 @@ fn plan(ask: &Ask, natural: u32, context_tokens_max: usize) -> Result<Plan, ApiE
     let prompt = ask.tokens.len();
     let room = context_tokens_max.saturating_sub(prompt).min(u32::MAX as usize) as u32;
     let too_long = |wanted: u32| {
-        ApiError::bad_request(
-            "messages",
-            format!(
-                "this model's maximum context length is {context_tokens_max} tokens, but the request has {prompt} \
-                 prompt tokens and wants {wanted} more"
-            ),
-        )
+        let message = format!(
+            "this model's maximum context length is {context_tokens_max} tokens, but the request has {prompt} prompt \
+             tokens and wants {wanted} more"
+        );
+        ApiError::new(400, message)
     };
     if room == 0 {
         return Err(too_long(ask.output_max.unwrap_or(1)));
@@ -124,8 +122,8 @@ fn take_seat(engine: &Rc<Engine>, work: Work) -> Result<Seat, ApiError> {
             retry_after_s: Some(1),
             ..ApiError::new(503, "all slots are busy and the queue is full".into())
         },
-        Refusal::TooLong { kv_tokens_max } => ApiError::bad_request(
-            "messages",
+        Refusal::TooLong { kv_tokens_max } => ApiError::new(
+            400,
             format!("prompt and answer do not fit the key/value memory of {kv_tokens_max} tokens"),
         ),
     })
@@ -287,10 +285,9 @@ async fn stream(
     }
     // The head goes out at once where there is something to wait for, else together with the first events.
     let now = engine.clock.now();
-    if limit == Some(0) || seat.started().is_none_or(|started| started.first_token_at > now) {
-        if !connection.send(std::mem::take(&mut head)).await.0 {
-            return Next::Close;
-        }
+    let waits = limit == Some(0) || seat.started().is_none_or(|started| started.first_token_at > now);
+    if waits && !connection.send(std::mem::take(&mut head)).await.0 {
+        return Next::Close;
     }
     let started = connection
         .unless_gone(async {

@@ -11,7 +11,6 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -20,6 +19,7 @@ use super::fault::{ARMED_MAX, Fault};
 use super::metrics::Stats;
 use super::server::{self, Engine};
 use crate::cli::{EngineArgs, exit};
+use crate::runtime;
 
 /// Why an engine cannot start.
 #[derive(Debug)]
@@ -184,46 +184,22 @@ fn engine_thread(
     } else {
         Some(listener)
     };
-    // The ring belongs to the thread that builds it. Kernels before 6.0 know fewer flags, and some containers allow no
-    // ring at all.
-    let mut flags = iou06::IoUring::builder();
-    flags.setup_coop_taskrun().setup_single_issuer();
-    let ring = RuntimeBuilder::<IoUringDriver>::new()
-        .uring_builder(flags)
-        .with_entries(1024)
-        .enable_timer()
-        .build()
-        .or_else(|_| RuntimeBuilder::<IoUringDriver>::new().with_entries(1024).enable_timer().build());
-    let started = |outcome| {
-        // The other end waits for exactly this.
-        let _ = report.send(outcome);
-    };
-    match ring {
-        Ok(mut runtime) => runtime.block_on(async {
-            let engine = Engine::new(options, addr, started_at_s);
-            match monoio::net::UnixStream::from_std(commands) {
-                Ok(commands) => {
-                    started(Ok(()));
-                    server::run(engine, listener, commands, true).await;
-                }
-                Err(source) => started(Err(source)),
+    // The runtime belongs to the thread that builds it.
+    let ran = runtime::block_on(true, async {
+        let commands = runtime::adapt(&commands).and_then(|()| monoio::net::UnixStream::from_std(commands));
+        match commands {
+            Ok(commands) => {
+                // The other end waits for exactly this.
+                let _ = report.send(Ok(()));
+                server::run(Engine::new(options, addr, started_at_s), listener, commands).await;
             }
-        }),
-        Err(_) => match RuntimeBuilder::<LegacyDriver>::new().enable_timer().build() {
-            Ok(mut runtime) => runtime.block_on(async {
-                let engine = Engine::new(options, addr, started_at_s);
-                let commands =
-                    commands.set_nonblocking(true).and_then(|()| monoio::net::UnixStream::from_std(commands));
-                match commands {
-                    Ok(commands) => {
-                        started(Ok(()));
-                        server::run(engine, listener, commands, false).await;
-                    }
-                    Err(source) => started(Err(source)),
-                }
-            }),
-            Err(source) => started(Err(source)),
-        },
+            Err(source) => {
+                let _ = report.send(Err(source));
+            }
+        }
+    });
+    if let Err(source) = ran {
+        let _ = report.send(Err(source));
     }
 }
 

@@ -35,33 +35,6 @@ use crate::cli::EngineArgs;
 use fault::Armed;
 use scheduler::Rates;
 
-/// What `ringway engine --help` says after the flags.
-pub const HELP: &str = "\
-Examples:
-  ringway engine --listen 127.0.0.1:8001
-  ringway engine --listen 127.0.0.1:0 --model small --model large --slots 4 --decode-tps 50
-  ringway engine --listen 127.0.0.1:8002 --fault status:code=503,retry_after_s=1,probability=0.1
-
-Endpoints: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/messages,
-/v1/messages/count_tokens, /rerank, /tokenize; GET /v1/models, /health, /metrics (vLLM's names), /version;
-GET /stats (what the engine counted, JSON), GET, POST, DELETE /fault.
-
-Faults: --fault KIND[:key=value,...] at start (repeatable), the request header `X-Engine-Fault: KIND[:...]` for one request,
-or while running POST /fault {\"kind\":...,\"key\":...} to arm, GET /fault to list, DELETE /fault to clear.
-
-  refuse        the listener is closed, connects are refused; ms=N: opened again after N ms (default: until cleared)
-  hang          the request is read and never answered
-  die           the answer ends midway: after_events=N events of a stream (default 1), or half of a plain answer;
-                reset=true: by RST instead of FIN
-  status        answered with code=N (default 503); retry_after_s=N: with a Retry-After header
-  slow-read     the body is read at bytes_per_s=N (default 1000)
-  close-after   the connection is closed after the answer without saying so; ms=N: after N ms idle (default 0)
-  reset         the request is read, then the connection is reset without an answer
-  slow-head     half of the answer's head is sent, the rest ms=N later (default 1000)
-
-Any kind but refuse: count=N times, then no more; probability=P (0 to 1) of each request; path=/P: requests to that path only
-(default: every POST to an API endpoint; health checks and /stats stay well unless named).";
-
 /// What an engine is to be like.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {

@@ -28,6 +28,7 @@ use super::fault::{Armed, Fault, Faults};
 use super::metrics::Stats;
 use super::scheduler::{Refusal, Scheduler, Started, Ticket, Work};
 use crate::clock::{Clock, Nanos};
+use crate::runtime;
 
 /// Waits before the listener is tried again, when descriptors ran out or the port is not free yet.
 const RETRY: Duration = Duration::from_millis(10);
@@ -337,9 +338,9 @@ impl Drop for Flight<'_> {
 
 /// Runs the engine until its handle says stop or goes.
 ///
-/// `listener` is bound already, unless the engine is to refuse at first; `blocking` is what the driver wants of it.
-pub async fn run(engine: Rc<Engine>, listener: Option<StdListener>, commands: UnixStream, blocking: bool) {
-    monoio::spawn(accept(engine.clone(), listener, blocking));
+/// `listener` is bound already, unless the engine is to refuse at first.
+pub async fn run(engine: Rc<Engine>, listener: Option<StdListener>, commands: UnixStream) {
+    monoio::spawn(accept(engine.clone(), listener));
     if engine.options.keepalive_ms > 0 {
         monoio::spawn(close_idle(engine.clone()));
     }
@@ -357,7 +358,7 @@ pub async fn run(engine: Rc<Engine>, listener: Option<StdListener>, commands: Un
 }
 
 /// The accept loop: opens the listener again after it was told to refuse.
-async fn accept(engine: Rc<Engine>, mut ready: Option<StdListener>, blocking: bool) {
+async fn accept(engine: Rc<Engine>, mut ready: Option<StdListener>) {
     loop {
         match engine.gate.get() {
             Gate::Stopped => return,
@@ -370,8 +371,7 @@ async fn accept(engine: Rc<Engine>, mut ready: Option<StdListener>, blocking: bo
             Gate::Open => {}
         }
         let listener = match ready.take().map_or_else(|| StdListener::bind(engine.address), Ok) {
-            // io_uring waits on a blocking socket; the epoll driver must not.
-            Ok(listener) if listener.set_nonblocking(!blocking).is_ok() => listener,
+            Ok(listener) if runtime::adapt(&listener).is_ok() => listener,
             _ => {
                 sleep(RETRY).await;
                 continue;

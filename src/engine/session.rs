@@ -54,7 +54,7 @@ pub async fn serve(engine: Rc<Engine>, stream: TcpStream) {
             Next::Keep => {}
             Next::Close => return,
             Next::Reset => {
-                connection.reset_on_close();
+                connection.reset();
                 return;
             }
         }

@@ -25,9 +25,9 @@ impl Buffers {
     /// An empty buffer with room for at least `bytes`; exact classes up to [`LARGE_BYTES`], beyond it allocated to size.
     pub fn take(&self, bytes: usize) -> Vec<u8> {
         match CLASSES.iter().position(|(size, _)| bytes <= *size) {
-            Some(class) => self.free.borrow_mut()[class]
-                .pop()
-                .unwrap_or_else(|| Vec::with_capacity(CLASSES[class].0)),
+            Some(class) => {
+                self.free.borrow_mut()[class].pop().unwrap_or_else(|| Vec::with_capacity(CLASSES[class].0))
+            }
             None => Vec::with_capacity(bytes),
         }
     }

@@ -56,7 +56,16 @@ pub struct Client {
 
 impl Client {
     pub fn new(shard: Rc<Shard>, socket: Socket, timer: Timer) -> Client {
-        Client { shard, socket, timer, inbox: Vec::new(), used: 0, armed: ArmedRead::new(), end: None, look: None }
+        Client {
+            shard,
+            socket,
+            timer,
+            inbox: Vec::new(),
+            used: 0,
+            armed: ArmedRead::default(),
+            end: None,
+            look: None,
+        }
     }
 
     /// Bytes received and not yet used.

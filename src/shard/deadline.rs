@@ -56,7 +56,14 @@ impl Deadlines {
     /// A timer for one connection.
     pub fn timer(self: &Rc<Self>) -> Timer {
         let mut all = self.slots.borrow_mut();
-        let slot = Slot { fd: -1, action: Action::Cancel, fired: false, idle: false, cap: Nanos::NEVER, canceller: None };
+        let slot = Slot {
+            fd: -1,
+            action: Action::Cancel,
+            fired: false,
+            idle: false,
+            cap: Nanos::NEVER,
+            canceller: None,
+        };
         let index = match all.free.pop() {
             Some(index) => {
                 all.slots[index as usize] = slot;

@@ -25,7 +25,9 @@ impl From<End> for Stop {
     fn from(end: End) -> Stop {
         match end {
             End::Closed | End::Failed => Stop::Gone,
-            End::Deadline => Stop::Refuse(Rejection::RequestTimeout, "the client stopped sending the request body"),
+            End::Deadline => {
+                Stop::Refuse(Rejection::RequestTimeout, "the client stopped sending the request body")
+            }
         }
     }
 }
@@ -87,13 +89,17 @@ impl Intake {
     pub async fn read(client: &mut Client, desk: &mut Desk) -> Result<Intake, Stop> {
         let framing = desk.head.framing;
         let held = Held { shard: client.shard.clone(), bytes: 0 };
-        let mut intake = Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, streams: false, held };
+        let mut intake =
+            Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, streams: false, held };
         if let Framing::Length(n) = framing
             && n > client.shard.limits.body_bytes_max
         {
             return Err(Stop::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
         }
-        if desk.head.expect_continue && !intake.reader.is_done() && client.unread().len() == desk.head.head_len {
+        if desk.head.expect_continue
+            && !intake.reader.is_done()
+            && client.unread().len() == desk.head.head_len
+        {
             let mut out = client.shard.buffers.take(32);
             out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
             client.arm_deadline(client.shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
@@ -136,7 +142,8 @@ impl Intake {
             let start = desk.head.head_len + self.raw;
             while self.raw + desk.head.head_len < client.unread().len() && !self.reader.is_done() {
                 let bytes = &client.unread()[desk.head.head_len + self.raw..];
-                let decoded = self.reader.decode(bytes).map_err(|e| Stop::Refuse(Rejection::BadRequest, e.what))?;
+                let decoded =
+                    self.reader.decode(bytes).map_err(|e| Stop::Refuse(Rejection::BadRequest, e.what))?;
                 desk.body.extend_from_slice(&bytes[decoded.data]);
                 self.raw += decoded.consumed;
             }

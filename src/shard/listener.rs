@@ -52,7 +52,12 @@ pub async fn accept(shard: Rc<Shard>, listener: TcpListener, nonblocking: bool) 
         let waited = listener.readable().await;
         match accept_all(&shard, fd, nonblocking) {
             Ok(()) => {}
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) => {
+            Err(e)
+                if matches!(
+                    e.raw_os_error(),
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                ) =>
+            {
                 monoio::time::sleep(PAUSE).await;
                 continue;
             }
@@ -107,7 +112,8 @@ fn place(shard: &Rc<Shard>, fd: OwnedFd) {
         turn_away(shard, fd);
         return;
     }
-    let (least, &fewest) = peers.iter().enumerate().min_by_key(|(_, count)| **count).expect("one shard at least");
+    let (least, &fewest) =
+        peers.iter().enumerate().min_by_key(|(_, count)| **count).expect("one shard at least");
     let skewed = own >= fewest + SKEW_MIN && u64::from(own) * shard.shards as u64 * 4 > u64::from(total) * 5;
     if skewed && least != shard.id.index() {
         peers[least] += 1;

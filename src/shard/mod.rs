@@ -70,7 +70,10 @@ pub fn run(mut options: ShardOptions) {
     if let Some(core) = options.core
         && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
     {
-        let text = format!("cannot pin shard {} to core {core}; is it in this process's affinity mask?", options.id.0);
+        let text = format!(
+            "cannot pin shard {} to core {core}; is it in this process's affinity mask?",
+            options.id.0
+        );
         options.port.notify(Notice::Failed { shard: options.id, text });
         return;
     }
@@ -90,8 +93,7 @@ pub fn run(mut options: ShardOptions) {
 async fn main(options: ShardOptions, nonblocking: bool) {
     let wake_fd = options.port.wake_fd();
     let set = options.port.set_nonblocking(true);
-    let dispatcher =
-        Dispatcher::new(options.id, options.shards, options.dispatcher, options.catalog.clone());
+    let dispatcher = Dispatcher::new(options.id, options.shards, options.dispatcher, options.catalog.clone());
     let shard = Rc::new(Shard::new(
         options.id,
         options.shards,

@@ -19,8 +19,8 @@ use crate::clock::Nanos;
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
 use crate::proto::http1::{
-    BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing, encode_response,
-    push_chunk_header,
+    BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
+    encode_response, push_chunk_header,
 };
 use crate::proto::ids::GroupId;
 use crate::proto::message::{Phase, UpstreamFault};
@@ -291,7 +291,8 @@ fn ends_event(out: &[u8], mode: Mode) -> bool {
 fn idle_ns_named(desk: &Desk, rx: &[u8]) -> u64 {
     let Some(value) = desk.reply.first(FieldKind::KeepAlive) else { return 0 };
     let text = std::str::from_utf8(value.of(rx)).unwrap_or("");
-    let seconds = text.split(',').find_map(|part| part.trim().strip_prefix("timeout=")?.trim().parse::<u64>().ok());
+    let seconds =
+        text.split(',').find_map(|part| part.trim().strip_prefix("timeout=")?.trim().parse::<u64>().ok());
     seconds.unwrap_or(0).saturating_mul(1_000_000_000)
 }
 

@@ -134,10 +134,7 @@ impl Socket {
     }
 
     /// Writes the whole of `buf`.
-    pub fn write_all(
-        &self,
-        buf: Vec<u8>,
-    ) -> impl Future<Output = (Result<(), WriteError>, Vec<u8>)> + use<> {
+    pub fn write_all(&self, buf: Vec<u8>) -> impl Future<Output = (Result<(), WriteError>, Vec<u8>)> + use<> {
         let whole = 0..buf.len();
         self.write(buf, whole)
     }
@@ -151,9 +148,8 @@ impl Socket {
     pub fn peek(&self) -> Peek {
         let mut byte = 0u8;
         // SAFETY: `byte` is one writable byte, `fd` is open while `self` lives.
-        let n = unsafe {
-            libc::recv(self.fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT)
-        };
+        let n =
+            unsafe { libc::recv(self.fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
         match n {
             0 => Peek::Closed,
             n if n > 0 => Peek::Data,

@@ -176,7 +176,7 @@ section! {
 pub enum Cores {
     /// Each core that the process may run on. Written `all`.
     Allowed,
-    /// These, ascending, each once; written `0-3,5`.
+    /// These, one shard each, in that order; written `0-3,5`. A core named twice gets two shards.
     List(Vec<usize>),
 }
 
@@ -188,8 +188,7 @@ impl Cores {
     pub fn parse(text: &str) -> Result<Cores, String> {
         let expected = || {
             format!(
-                "expected \"all\" or core numbers such as \"0-3,5\", each from 0 to {CORE_MAX} and at most once, \
-                 at most {} in all",
+                "expected \"all\" or core numbers such as \"0-3,5\", each from 0 to {CORE_MAX}, at most {} in all",
                 crate::limits::SHARDS_MAX
             )
         };
@@ -203,23 +202,19 @@ impl Cores {
             }
             digits.parse().ok().filter(|core| *core <= CORE_MAX)
         };
-        let mut cores = std::collections::BTreeSet::new();
+        let mut cores = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = number(first).zip(number(last)).ok_or_else(expected)?;
             if first > last {
                 return Err(expected());
             }
-            for core in first..=last {
-                if !cores.insert(core) {
-                    return Err(expected());
-                }
-            }
+            cores.extend(first..=last);
         }
         if cores.len() > crate::limits::SHARDS_MAX {
             return Err(expected());
         }
-        Ok(Cores::List(cores.into_iter().collect()))
+        Ok(Cores::List(cores))
     }
 }
 

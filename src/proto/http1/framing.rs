@@ -1,6 +1,6 @@
 //! Where a body ends: decided from the head, then followed through the bytes.
 //!
-//! *Invariant*: [`request_framing`] and [`response_framing`] are the only places that decide. [`BodyReader`] never takes a
+//! *Invariant*: `request_framing` and `response_framing` are the only places that decide. [`BodyReader`] never takes a
 //! byte that lies behind the body's end.
 //! *Bound and cost*: a length or a close costs O(1) per call; chunked O(framing bytes), never O(data).
 //! *Errors*: a head with two possible ends is refused here, in words.

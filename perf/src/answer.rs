@@ -66,7 +66,14 @@ pub struct AnswerReader {
 
 impl AnswerReader {
     pub fn new() -> AnswerReader {
-        AnswerReader { state: State::Head, partial: Vec::new(), seen: 0, events: 0, after_newline: false, fault: None }
+        AnswerReader {
+            state: State::Head,
+            partial: Vec::new(),
+            seen: 0,
+            events: 0,
+            after_newline: false,
+            fault: None,
+        }
     }
 
     /// Forgets the last answer.
@@ -204,7 +211,8 @@ impl AnswerReader {
                         on_event(Arrival { index, sent_ns: Some(sent_ns) });
                     }
                     Some((index, _)) => {
-                        self.fault = Some(Fault::Event(format!("number {index} where {} was due", self.events)));
+                        self.fault =
+                            Some(Fault::Event(format!("number {index} where {} was due", self.events)));
                         return;
                     }
                     None => {
@@ -338,7 +346,11 @@ mod tests {
             vec![chunk(0), chunk(1), chunk(2), done.clone()],
             vec![chunk(0), chunk(1), b"0\r\n\r\n".to_vec()],
         ] {
-            assert!(matches!(bad(&parts), Err(Fault::Event(_))), "{:?}", String::from_utf8_lossy(&parts.concat()));
+            assert!(
+                matches!(bad(&parts), Err(Fault::Event(_))),
+                "{:?}",
+                String::from_utf8_lossy(&parts.concat())
+            );
         }
     }
 
@@ -351,7 +363,9 @@ mod tests {
         reader.feed(b"HTTP/1.1 200 OK\r\n\r\nabc", &expect, &mut none).expect("good so far");
         assert_eq!(reader.close(&expect), Ok(Progress::Done { keep_alive: false }));
         reader.reset();
-        reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", &expect, &mut none).expect("good so far");
+        reader
+            .feed(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", &expect, &mut none)
+            .expect("good so far");
         assert!(matches!(reader.close(&expect), Err(Fault::Closed(_))));
     }
 

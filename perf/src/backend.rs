@@ -40,7 +40,10 @@ impl Payload {
 pub enum Action {
     Send(Payload),
     /// Call [`ServerConnection::timer`] with `ticket` at `due_ns`.
-    Timer { due_ns: u64, ticket: u64 },
+    Timer {
+        due_ns: u64,
+        ticket: u64,
+    },
     /// Close once everything has been sent.
     Close,
 }
@@ -148,7 +151,11 @@ impl ServerConnection {
     fn refuse(&mut self, why: &str, backend: &mut Backend, actions: &mut Vec<Action>) {
         backend.counts.refused += 1;
         backend.counts.example = Some(why.to_owned());
-        actions.push(Action::Send(Payload::Owned(payload::response("400 Bad Request", "text/plain", why.as_bytes()))));
+        actions.push(Action::Send(Payload::Owned(payload::response(
+            "400 Bad Request",
+            "text/plain",
+            why.as_bytes(),
+        ))));
         actions.push(Action::Close);
         self.state = State::Closed;
     }
@@ -219,7 +226,12 @@ impl ServerConnection {
         Ok(())
     }
 
-    fn open(&mut self, head: http::RequestHead, backend: &mut Backend, actions: &mut Vec<Action>) -> Result<(), String> {
+    fn open(
+        &mut self,
+        head: http::RequestHead,
+        backend: &mut Backend,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
         let (route, check) = match (head.method.as_str(), head.path.as_str(), head.recipe) {
             ("GET" | "HEAD", "/health", _) => (Route::Health, None),
             ("GET", "/v1/models", _) => (Route::Models, None),
@@ -234,12 +246,20 @@ impl ServerConnection {
         if head.expect_continue {
             actions.push(Action::Send(Payload::Fixed(CONTINUE)));
         }
-        self.state = State::Body { framing: head.framing, route, check, seen: 0, keep_alive: head.keep_alive };
+        self.state =
+            State::Body { framing: head.framing, route, check, seen: 0, keep_alive: head.keep_alive };
         Ok(())
     }
 
-    fn answer(&mut self, now_ns: u64, backend: &mut Backend, actions: &mut Vec<Action>) -> Result<(), String> {
-        let State::Body { route, check, seen, keep_alive, .. } = std::mem::replace(&mut self.state, State::Closed) else {
+    fn answer(
+        &mut self,
+        now_ns: u64,
+        backend: &mut Backend,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let State::Body { route, check, seen, keep_alive, .. } =
+            std::mem::replace(&mut self.state, State::Closed)
+        else {
             unreachable!("called when a request has been read whole");
         };
         if let Some(body) = check.filter(|body| body.len() != seen) {
@@ -255,7 +275,8 @@ impl ServerConnection {
             Route::Unknown => housekeeping("404 Not Found", "text/plain", b"not a path of this backend\n"),
             Route::Recipe(recipe) => {
                 backend.counts.requests += 1;
-                self.state = State::Answering { answer: recipe.answer, asked_ns: now_ns, next_event: 0, keep_alive };
+                self.state =
+                    State::Answering { answer: recipe.answer, asked_ns: now_ns, next_event: 0, keep_alive };
                 match recipe.answer {
                     Answer::Json { delay_ns: 0, .. } => return self.send_json(now_ns, backend, actions),
                     Answer::Json { delay_ns, .. } => self.set_timer(now_ns + delay_ns, actions),
@@ -304,7 +325,12 @@ impl ServerConnection {
         }
     }
 
-    fn send_json(&mut self, now_ns: u64, backend: &mut Backend, actions: &mut Vec<Action>) -> Result<(), String> {
+    fn send_json(
+        &mut self,
+        now_ns: u64,
+        backend: &mut Backend,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
         let State::Answering { answer: Answer::Json { len, .. }, keep_alive, .. } = self.state else {
             unreachable!("called for a JSON answer only");
         };
@@ -362,7 +388,8 @@ mod tests {
     #[test]
     fn answers_the_recipe_in_every_split() {
         let wire = payload::request("h", "/v1/chat/completions", &RECIPE, &[]).expect("fits");
-        let expected = payload::response("200 OK", "application/json", &payload::answer_body(512).expect("fits"));
+        let expected =
+            payload::response("200 OK", "application/json", &payload::answer_body(512).expect("fits"));
         for cut in 0..=wire.len() {
             let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
             c.feed(&wire[..cut], 1, &mut b, &mut actions);
@@ -385,7 +412,8 @@ mod tests {
         let [Action::Timer { due_ns: 105, ticket }] = actions[..] else { panic!("{actions:?}") };
         actions.clear();
         c.timer(ticket, 105, &mut b, &mut actions);
-        let answer = |n| payload::response("200 OK", "application/json", &payload::answer_body(n).expect("fits"));
+        let answer =
+            |n| payload::response("200 OK", "application/json", &payload::answer_body(n).expect("fits"));
         assert_eq!(sent(&actions), [answer(600), answer(512)].concat());
         actions.clear();
         c.timer(ticket, 106, &mut b, &mut actions);
@@ -398,7 +426,8 @@ mod tests {
         let mut altered = whole.clone();
         let at = altered.len() - 50;
         altered[at] ^= 1;
-        let shorter = String::from_utf8(whole).expect("ascii").replace("Content-Length: 300", "Content-Length: 299");
+        let shorter =
+            String::from_utf8(whole).expect("ascii").replace("Content-Length: 300", "Content-Length: 299");
         for wire in [altered, shorter.into_bytes()] {
             let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
             c.feed(&wire, 1, &mut b, &mut actions);
@@ -410,7 +439,8 @@ mod tests {
 
     #[test]
     fn a_stream_is_sent_event_by_event_on_its_schedule() {
-        let recipe = Recipe { body_len: 300, answer: Answer::Events { count: 3, first_ns: 50, every_ns: 100 } };
+        let recipe =
+            Recipe { body_len: 300, answer: Answer::Events { count: 3, first_ns: 50, every_ns: 100 } };
         let wire = payload::request("h", "/", &recipe, &[]).expect("fits");
         let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
         c.feed(&wire, 1_000, &mut b, &mut actions);

@@ -212,7 +212,11 @@ fn choose_peers(args: &CompareArgs) -> Result<Vec<Kind>, String> {
                 args.ringway.display()
             ));
         } else {
-            println!("{} is not installed and left out (Debian: apt-get install {})", kind.name(), kind.name());
+            println!(
+                "{} is not installed and left out (Debian: apt-get install {})",
+                kind.name(),
+                kind.name()
+            );
         }
     }
     Ok(chosen)
@@ -235,7 +239,10 @@ fn check(args: &CompareArgs) -> Result<(), String> {
         return Err("--rate: expected at least 1 request per second".into());
     }
     if !(1..=IDLE_CONNECTIONS_MAX).contains(&args.idle_connections) {
-        return Err(format!("--idle-connections {}: expected 1 to {IDLE_CONNECTIONS_MAX}", args.idle_connections));
+        return Err(format!(
+            "--idle-connections {}: expected 1 to {IDLE_CONNECTIONS_MAX}",
+            args.idle_connections
+        ));
     }
     Ok(())
 }
@@ -392,7 +399,9 @@ impl Bench<'_> {
 
     fn memory_run(&self, kind: Kind) -> Result<MemoryRun, String> {
         let shape = Scenario::Conns.shape(self.args.rate, 0);
-        let Answer::Json { len, .. } = shape.recipe.answer else { unreachable!("the conns scenario asks for JSON") };
+        let Answer::Json { len, .. } = shape.recipe.answer else {
+            unreachable!("the conns scenario asks for JSON")
+        };
         let expect = Expect::Exact(payload::answer_body(len)?.into());
         let small = self.request(&shape.recipe)?;
         let burst_recipe = Recipe { body_len: scenario::BURST_BODY_BYTES, ..shape.recipe };

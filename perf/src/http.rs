@@ -362,14 +362,26 @@ mod tests {
         for a in 0..=wire.len() {
             for b in a..=wire.len() {
                 let (out, done, taken) = decode(&[&wire[..a], &wire[a..b], &wire[b..]]).expect("valid");
-                assert_eq!((out.as_slice(), done, taken), (&whole[..], true, wire.len() - 4), "split {a} {b}");
+                assert_eq!(
+                    (out.as_slice(), done, taken),
+                    (&whole[..], true, wire.len() - 4),
+                    "split {a} {b}"
+                );
             }
         }
     }
 
     #[test]
     fn chunked_refuses_what_is_not_chunked() {
-        for bad in [&b"\r\n"[..], b"g\r\n", b"5 \r\nhello", b"2\r\nabc\r\n", b"1\nx", b"0\r\n\rx", b"1234567890123456\r\n"] {
+        for bad in [
+            &b"\r\n"[..],
+            b"g\r\n",
+            b"5 \r\nhello",
+            b"2\r\nabc\r\n",
+            b"1\nx",
+            b"0\r\n\rx",
+            b"1234567890123456\r\n",
+        ] {
             assert!(matches!(decode(&[bad]), Err(Fault::Framing(_))), "{bad:?}");
         }
     }
@@ -381,9 +393,10 @@ mod tests {
 
     #[test]
     fn response_heads() {
-        let (head, n) = response_head(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nContent-Type: a/b\r\n\r\nabc")
-            .expect("valid")
-            .expect("whole");
+        let (head, n) =
+            response_head(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nContent-Type: a/b\r\n\r\nabc")
+                .expect("valid")
+                .expect("whole");
         assert!(matches!(head.framing, Framing::Length(3)));
         assert!(head.keep_alive && head.content_type == "a/b" && n == 57);
 
@@ -409,7 +422,11 @@ mod tests {
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
             b"SMTP ready\r\n\r\n",
         ] {
-            assert!(matches!(response_head(bad), Err(Fault::Framing(_))), "{:?}", String::from_utf8_lossy(bad));
+            assert!(
+                matches!(response_head(bad), Err(Fault::Framing(_))),
+                "{:?}",
+                String::from_utf8_lossy(bad)
+            );
         }
         let endless = vec![b'a'; HEAD_BYTES_MAX + 1];
         let mut long = b"HTTP/1.1 200 OK\r\nx: ".to_vec();
@@ -419,10 +436,11 @@ mod tests {
 
     #[test]
     fn request_heads_carry_the_recipe() {
-        let (head, _) =
-            request_head(b"POST /v1/x HTTP/1.1\r\nHost: a\r\nx-perf: body=1;answer=2\r\nContent-Length: 1\r\n\r\nz")
-                .expect("valid")
-                .expect("whole");
+        let (head, _) = request_head(
+            b"POST /v1/x HTTP/1.1\r\nHost: a\r\nx-perf: body=1;answer=2\r\nContent-Length: 1\r\n\r\nz",
+        )
+        .expect("valid")
+        .expect("whole");
         assert_eq!((head.method.as_str(), head.path.as_str()), ("POST", "/v1/x"));
         assert_eq!(head.recipe.as_deref(), Some("body=1;answer=2"));
         assert!(matches!(head.framing, Framing::Length(1)) && head.keep_alive && !head.expect_continue);

@@ -45,9 +45,8 @@ fn open_counter(tid: i32, kind: u32, config: u64, flags: u64) -> Result<File, St
     attributes[1] = config;
     attributes[5] = flags;
     // SAFETY: the structure is valid for its stated size; the other arguments are numbers.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), tid, -1, -1, FD_CLOEXEC)
-    };
+    let fd =
+        unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), tid, -1, -1, FD_CLOEXEC) };
     if fd < 0 {
         return Err(format!("perf_event_open: {}", std::io::Error::last_os_error()));
     }

@@ -71,8 +71,9 @@ impl Recipe {
         let (mut body, mut answer, mut delay) = (None, None, None);
         let (mut events, mut first, mut every) = (None, None, None);
         for field in value.split(';') {
-            let (name, digits) =
-                field.split_once('=').ok_or_else(|| format!("recipe field '{field}': expected name=number"))?;
+            let (name, digits) = field
+                .split_once('=')
+                .ok_or_else(|| format!("recipe field '{field}': expected name=number"))?;
             let number: u64 = digits
                 .trim()
                 .parse()
@@ -94,7 +95,9 @@ impl Recipe {
             (None, Some(count)) if (1..=u64::from(EVENTS_MAX)).contains(&count) => {
                 Answer::Events { count: count as u32, first_ns: us(first), every_ns: us(every) }
             }
-            (None, Some(count)) => return Err(format!("recipe field 'events': {count}, expected 1 to {EVENTS_MAX}")),
+            (None, Some(count)) => {
+                return Err(format!("recipe field 'events': {count}, expected 1 to {EVENTS_MAX}"));
+            }
             _ => return Err("recipe: expected exactly one of 'answer' and 'events'".into()),
         };
         Ok(Recipe { body_len, answer })
@@ -148,7 +151,12 @@ fn envelope(what: &str, head: &[u8], tail: &[u8], len: usize) -> Result<Vec<u8>,
 }
 
 /// A whole request by recipe, head and body, ready to send. `host` is the authority for `Host`, `path` the target.
-pub fn request(host: &str, path: &str, recipe: &Recipe, headers: &[(String, String)]) -> Result<Vec<u8>, String> {
+pub fn request(
+    host: &str,
+    path: &str,
+    recipe: &Recipe,
+    headers: &[(String, String)],
+) -> Result<Vec<u8>, String> {
     let body = request_body(recipe.body_len, recipe.streams())?;
     let mut all = vec![(RECIPE_HEADER.to_owned(), recipe.header())];
     all.extend_from_slice(headers);
@@ -174,9 +182,11 @@ pub fn request_with(host: &str, path: &str, body: &[u8], headers: &[(String, Str
 
 /// A whole answer with a body of known length.
 pub fn response(status: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
-    let mut whole =
-        format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\r\n", body.len())
-            .into_bytes();
+    let mut whole = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
     whole.extend_from_slice(body);
     whole
 }
@@ -274,7 +284,10 @@ mod tests {
     fn recipes_survive_the_header() {
         for recipe in [
             Recipe { body_len: 2048, answer: Answer::Json { len: 1024, delay_ns: 3_000_000 } },
-            Recipe { body_len: 300, answer: Answer::Events { count: 32, first_ns: 5_000_000, every_ns: 10_000_000 } },
+            Recipe {
+                body_len: 300,
+                answer: Answer::Events { count: 32, first_ns: 5_000_000, every_ns: 10_000_000 },
+            },
         ] {
             assert_eq!(Recipe::parse(&recipe.header()), Ok(recipe));
         }
@@ -302,7 +315,8 @@ mod tests {
         for (index, t) in [(0, 0), (31, 123_456_789_012), (EVENTS_MAX, u64::MAX)] {
             let chunk = event_chunk(index, t);
             let size_end = chunk.iter().position(|&b| b == b'\r').expect("size line");
-            let size = usize::from_str_radix(std::str::from_utf8(&chunk[..size_end]).expect("hex"), 16).expect("hex");
+            let size = usize::from_str_radix(std::str::from_utf8(&chunk[..size_end]).expect("hex"), 16)
+                .expect("hex");
             let event = &chunk[size_end + 2..size_end + 2 + size];
             assert_eq!(event.len(), EVENT_LEN);
             assert_eq!(read_event(event), Some((index, t)));

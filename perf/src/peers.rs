@@ -122,7 +122,11 @@ impl Peer {
             let last = match exchange(self.address, request, 1) {
                 Ok(answers) if answers[0].status == 200 => return Ok(()),
                 Ok(answers) => {
-                    format!("status {}: {}", answers[0].status, String::from_utf8_lossy(&answers[0].body).trim())
+                    format!(
+                        "status {}: {}",
+                        answers[0].status,
+                        String::from_utf8_lossy(&answers[0].body).trim()
+                    )
                 }
                 Err(why) => why,
             };
@@ -198,7 +202,9 @@ pub fn version(kind: Kind, ringway: &Path) -> String {
 
 fn command(kind: Kind, setup: &Setup, address: SocketAddrV4) -> Result<Command, String> {
     let program = program(kind, &setup.ringway).ok_or_else(|| match kind {
-        Kind::Ringway => format!("{}: no such file; build it with 'cargo build --release'", setup.ringway.display()),
+        Kind::Ringway => {
+            format!("{}: no such file; build it with 'cargo build --release'", setup.ringway.display())
+        }
         _ => format!("{} is not installed (Debian: apt-get install {})", kind.name(), kind.name()),
     })?;
     let mut command = Command::new(program);
@@ -234,10 +240,17 @@ pub fn configuration(kind: Kind, setup: &Setup) -> String {
 }
 
 fn ringway_arguments(setup: &Setup, address: SocketAddrV4) -> Vec<String> {
-    let mut arguments: Vec<String> =
-        ["serve", "--cores", &setup.core.to_string(), "--listen", &address.to_string(), "--admin", "127.0.0.1:0"]
-            .map(str::to_owned)
-            .to_vec();
+    let mut arguments: Vec<String> = [
+        "serve",
+        "--cores",
+        &setup.core.to_string(),
+        "--listen",
+        &address.to_string(),
+        "--admin",
+        "127.0.0.1:0",
+    ]
+    .map(str::to_owned)
+    .to_vec();
     for backend in &setup.backends {
         arguments.push("--backend".into());
         arguments.push(format!("http://{backend}"));
@@ -271,7 +284,8 @@ fn nginx_config(setup: &Setup, address: SocketAddrV4) -> String {
     // SAFETY: no arguments, cannot fail.
     let user = if unsafe { libc::geteuid() } == 0 { "user root;\n" } else { "" };
     let descriptors = setup.descriptors();
-    let servers: String = setup.backends.iter().map(|backend| format!("        server {backend};\n")).collect();
+    let servers: String =
+        setup.backends.iter().map(|backend| format!("        server {backend};\n")).collect();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
         .map(|name| format!("    {name}_temp_path temp_{name};\n"))
@@ -296,7 +310,10 @@ mod tests {
 
     fn setup(streams: bool) -> Setup {
         Setup {
-            backends: vec!["127.0.0.1:1001".parse().expect("address"), "127.0.0.1:1002".parse().expect("address")],
+            backends: vec![
+                "127.0.0.1:1001".parse().expect("address"),
+                "127.0.0.1:1002".parse().expect("address"),
+            ],
             core: 0,
             ringway: "/nowhere/ringway".into(),
             ringway_args: vec!["--spin-us".into(), "0".into()],
@@ -325,8 +342,9 @@ mod tests {
 
     #[test]
     fn a_missing_program_says_how_to_get_it() {
-        let error = Peer::start(Kind::Ringway, &Setup { directory: std::env::temp_dir(), ..setup(false) }, b"")
-            .expect_err("nowhere");
+        let error =
+            Peer::start(Kind::Ringway, &Setup { directory: std::env::temp_dir(), ..setup(false) }, b"")
+                .expect_err("nowhere");
         assert!(error.contains("cargo build --release"), "{error}");
     }
 }

@@ -61,7 +61,9 @@ pub fn tree(pid: i32) -> Vec<i32> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(child) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if let Some(parent) = fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parse_parent) {
+        if let Some(parent) =
+            fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parse_parent)
+        {
             children.entry(parent).or_default().push(child);
         }
     }
@@ -97,9 +99,10 @@ pub fn snapshot(pids: &[i32]) -> Result<Snapshot, String> {
         }
         for (pid, tid) in own {
             let base = format!("/proc/{pid}/task/{tid}");
-            let (Ok(schedstat), Ok(status)) =
-                (fs::read_to_string(format!("{base}/schedstat")), fs::read_to_string(format!("{base}/status")))
-            else {
+            let (Ok(schedstat), Ok(status)) = (
+                fs::read_to_string(format!("{base}/schedstat")),
+                fs::read_to_string(format!("{base}/status")),
+            ) else {
                 continue;
             };
             let (cpu_ns, wait_ns) = parse_schedstat(&schedstat)
@@ -170,7 +173,10 @@ mod tests {
         assert_eq!(field(status, "voluntary_ctxt_switches"), Some(150));
         assert_eq!(field(status, "nonvoluntary_ctxt_switches"), Some(545));
         let rollup = "5-7 ---p 0 00:00 0 [rollup]\nRss:    1688 kB\nPss:  297 kB\nPss_Dirty: 116 kB\n";
-        assert_eq!((field(rollup, "Rss"), field(rollup, "Pss"), field(rollup, "Swap")), (Some(1688), Some(297), None));
+        assert_eq!(
+            (field(rollup, "Rss"), field(rollup, "Pss"), field(rollup, "Swap")),
+            (Some(1688), Some(297), None)
+        );
     }
 
     #[test]
@@ -188,7 +194,10 @@ mod tests {
         let used = snapshot(&[pid]).expect("alive").since(&before);
         assert!(used.cpu_ns >= 20_000_000, "{used:?}");
         let memory = memory(&[pid]).expect("readable");
-        assert!(memory.rss > 0 && memory.rss >= memory.pss && memory.rss_peak >= memory.rss / 2, "{memory:?}");
+        assert!(
+            memory.rss > 0 && memory.rss >= memory.pss && memory.rss_peak >= memory.rss / 2,
+            "{memory:?}"
+        );
     }
 
     #[test]

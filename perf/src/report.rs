@@ -78,15 +78,50 @@ const BACKEND_LATE: Column = column("backend late p99 us", 0, |r| r.backend_late
 fn columns(scenario: Scenario) -> &'static [Column] {
     match scenario {
         Scenario::Json | Scenario::Big => &[
-            RATE, CPU, INSTRUCTIONS, P50, P99, P999, SWITCHES, PROXY_BUSY, PROXY_WAIT, GENERATOR_BUSY, UPSTREAM, FAULTS,
+            RATE,
+            CPU,
+            INSTRUCTIONS,
+            P50,
+            P99,
+            P999,
+            SWITCHES,
+            PROXY_BUSY,
+            PROXY_WAIT,
+            GENERATOR_BUSY,
+            UPSTREAM,
+            FAULTS,
         ],
         Scenario::Paced => &[
-            RATE, CPU, INSTRUCTIONS, P50, P99, P999, SWITCHES, PROXY_BUSY, PROXY_WAIT, GENERATOR_BUSY, LATENESS,
-            BACKEND_LATE, UPSTREAM, FAULTS,
+            RATE,
+            CPU,
+            INSTRUCTIONS,
+            P50,
+            P99,
+            P999,
+            SWITCHES,
+            PROXY_BUSY,
+            PROXY_WAIT,
+            GENERATOR_BUSY,
+            LATENESS,
+            BACKEND_LATE,
+            UPSTREAM,
+            FAULTS,
         ],
         Scenario::Sse => &[
-            EVENTS, EVENT_CPU, FIRST_P50, FIRST_P99, DELAY_P50, DELAY_P99, DELAY_P999, PER_PIECE, PROXY_BUSY, PROXY_WAIT,
-            GENERATOR_BUSY, BACKEND_LATE, UPSTREAM, FAULTS,
+            EVENTS,
+            EVENT_CPU,
+            FIRST_P50,
+            FIRST_P99,
+            DELAY_P50,
+            DELAY_P99,
+            DELAY_P999,
+            PER_PIECE,
+            PROXY_BUSY,
+            PROXY_WAIT,
+            GENERATOR_BUSY,
+            BACKEND_LATE,
+            UPSTREAM,
+            FAULTS,
         ],
         Scenario::Conns => &[],
     }
@@ -175,7 +210,8 @@ pub fn summary(findings: &Findings, scenarios: &[Scenario], peers: &[Kind]) -> S
             .iter()
             .map(|&kind| {
                 let cells = columns.iter().map(|column| {
-                    let known: Vec<f64> = values(findings, scenario, kind, column).into_iter().flatten().collect();
+                    let known: Vec<f64> =
+                        values(findings, scenario, kind, column).into_iter().flatten().collect();
                     show(stats::spread(&known), column.decimals)
                 });
                 std::iter::once(kind.name().to_owned()).chain(cells).collect()
@@ -299,7 +335,8 @@ fn faults(findings: &Findings) -> String {
             let _ = writeln!(text, "- {what}: {count} × {kind}, e.g. {example}");
         }
         if report.gave_up {
-            let _ = writeln!(text, "- {what}: given up early because of its faults; its figures are of no use");
+            let _ =
+                writeln!(text, "- {what}: given up early because of its faults; its figures are of no use");
         }
         if report.idle_closed > 0 {
             let _ = writeln!(text, "- {what}: {} idle connections closed by the peer", report.idle_closed);
@@ -315,11 +352,7 @@ fn faults(findings: &Findings) -> String {
     for failed in &findings.failed {
         let _ = writeln!(text, "- could not be run: {failed}");
     }
-    if text.is_empty() {
-        "\nFaults: none.\n".into()
-    } else {
-        format!("\n## Faults\n\n{text}")
-    }
+    if text.is_empty() { "\nFaults: none.\n".into() } else { format!("\n## Faults\n\n{text}") }
 }
 
 /// One line on a run, as progress.
@@ -372,7 +405,11 @@ pub fn load_text(r: &Report) -> String {
         );
     }
     for (kind, count) in &r.faults {
-        let _ = writeln!(text, "FAULT       {count} × {kind}, e.g. {}", r.examples.get(kind).map_or("", String::as_str));
+        let _ = writeln!(
+            text,
+            "FAULT       {count} × {kind}, e.g. {}",
+            r.examples.get(kind).map_or("", String::as_str)
+        );
     }
     if r.faults.is_empty() {
         text.push_str("faults      none\n");
@@ -447,7 +484,10 @@ impl Environment {
             congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
             rt_runtime_us: read("/proc/sys/kernel/sched_rt_runtime_us"),
             load_average_before: load_average(),
-            versions: proxies.iter().map(|&kind| (kind.name(), peers::version(kind, &args.ringway))).collect(),
+            versions: proxies
+                .iter()
+                .map(|&kind| (kind.name(), peers::version(kind, &args.ringway)))
+                .collect(),
             configurations,
         }
     }

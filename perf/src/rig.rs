@@ -101,7 +101,8 @@ impl RigHandle {
                 }
             })
             .map_err(|e| format!("start a thread: {e}"))?;
-        let thread_id = started.recv().map_err(|_| "the generator's thread died at its start".to_owned())??;
+        let thread_id =
+            started.recv().map_err(|_| "the generator's thread died at its start".to_owned())??;
         Ok(RigHandle { backends, thread_id, commands, eventfd, thread: Some(thread) })
     }
 
@@ -311,7 +312,8 @@ impl Rig {
             match self.commands.try_recv() {
                 Ok(Command::Run(plan, reply)) => self.begin(*plan, reply),
                 Ok(Command::Release(reply)) => {
-                    let held: Vec<u32> = (0..self.slots.len() as u32).filter(|&slot| self.is_held(slot)).collect();
+                    let held: Vec<u32> =
+                        (0..self.slots.len() as u32).filter(|&slot| self.is_held(slot)).collect();
                     let _ = reply.send(held.len() as u32);
                     for slot in held {
                         self.close(slot);
@@ -367,7 +369,9 @@ impl Rig {
             match &load.schedule {
                 None => until_ns = until_ns.min(now_ns + MS),
                 Some(schedule) => {
-                    for edge_ns in [load.window_from_ns, schedule.end_ns, schedule.end_ns + load.plan.grace_ns] {
+                    for edge_ns in
+                        [load.window_from_ns, schedule.end_ns, schedule.end_ns + load.plan.grace_ns]
+                    {
                         if edge_ns > now_ns {
                             until_ns = until_ns.min(edge_ns);
                         }
@@ -617,7 +621,9 @@ impl Rig {
         match progress {
             Ok(Progress::More) => {}
             Ok(Progress::Done { keep_alive }) => {
-                let (Some(load), Some(c)) = (&mut self.load, self.slots[slot as usize].as_mut()) else { return };
+                let (Some(load), Some(c)) = (&mut self.load, self.slots[slot as usize].as_mut()) else {
+                    return;
+                };
                 let Role::Client { open, reader, .. } = &mut c.role else { return };
                 if let Some(open) = open.take() {
                     load.tally.completed(&open, now_ns);
@@ -824,7 +830,9 @@ impl Rig {
     fn issue(&mut self, now_ns: u64) -> bool {
         let mut sent = false;
         loop {
-            let Some(Load { schedule: Some(schedule), tally, plan, in_flight, .. }) = &mut self.load else { break };
+            let Some(Load { schedule: Some(schedule), tally, plan, in_flight, .. }) = &mut self.load else {
+                break;
+            };
             if tally.faults_total() >= FAULTS_MAX {
                 break;
             }
@@ -957,7 +965,13 @@ fn no_delay(fd: &OwnedFd) {
     let on: libc::c_int = 1;
     // SAFETY: a valid option value of the size given. Failure would show as delays of 40 ms in the direct run.
     unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, std::ptr::from_ref(&on).cast(), 4)
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NODELAY,
+            std::ptr::from_ref(&on).cast(),
+            4,
+        )
     };
 }
 

@@ -108,7 +108,8 @@ impl Ring {
     /// `bytes` must stay in place until the completion.
     pub unsafe fn send(&mut self, fd: RawFd, slot: u32, bytes: &[u8]) {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let entry = opcode::Send::new(Fd(fd), bytes.as_ptr(), length).flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL);
+        let entry =
+            opcode::Send::new(Fd(fd), bytes.as_ptr(), length).flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL);
         self.push(entry.build(), Op::Send, slot);
     }
 
@@ -223,7 +224,8 @@ impl Buffers {
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the tail is the 16-bit word at byte 14 of the ring (the spare field of its first entry), 2-aligned; only
         // this thread writes it.
-        let tail = unsafe { std::sync::atomic::AtomicU16::from_ptr(self.entries.cast::<u8>().add(14).cast()) };
+        let tail =
+            unsafe { std::sync::atomic::AtomicU16::from_ptr(self.entries.cast::<u8>().add(14).cast()) };
         tail.store(self.tail, std::sync::atomic::Ordering::Release);
     }
 }

@@ -189,10 +189,14 @@ mod tests {
     #[test]
     fn urls() {
         let (target, host, path) = parse_url("http://127.0.0.1:8000/v1/x?y=z").expect("good");
-        assert_eq!((target.to_string(), host, path), ("127.0.0.1:8000".into(), "127.0.0.1:8000".into(), "/v1/x?y=z".into()));
+        assert_eq!(
+            (target.to_string(), host, path),
+            ("127.0.0.1:8000".into(), "127.0.0.1:8000".into(), "/v1/x?y=z".into())
+        );
         assert_eq!(parse_url("http://127.0.0.1").expect("good").0.port(), 80);
         assert_eq!(parse_url("http://127.0.0.1:1/").expect("good").2, "/v1/chat/completions");
-        for bad in ["https://a", "127.0.0.1:80", "http://", "http://127.0.0.1:99999/", "http://127.0.0.1/a b"] {
+        for bad in ["https://a", "127.0.0.1:80", "http://", "http://127.0.0.1:99999/", "http://127.0.0.1/a b"]
+        {
             let error = parse_url(bad).expect_err(bad);
             assert!(error.contains("expected http://"), "{error}");
         }

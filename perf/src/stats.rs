@@ -30,7 +30,10 @@ pub struct Quantiles {
 
 impl Times {
     pub fn new() -> Times {
-        Times(Histogram::new_with_bounds(1, RECORD_NS_MAX, 3).expect("1 to 60e9 with three digits is a valid range"))
+        Times(
+            Histogram::new_with_bounds(1, RECORD_NS_MAX, 3)
+                .expect("1 to 60e9 with three digits is a valid range"),
+        )
     }
 
     pub fn record(&mut self, ns: u64) {
@@ -134,7 +137,8 @@ mod tests {
             times.record(us * 1_000);
         }
         let q = times.quantiles().expect("recorded");
-        let near = |got: u64, wanted: f64| assert!((got as f64 / wanted - 1.0).abs() < 0.001, "{got} {wanted}");
+        let near =
+            |got: u64, wanted: f64| assert!((got as f64 / wanted - 1.0).abs() < 0.001, "{got} {wanted}");
         assert_eq!(q.count, 1000);
         near(q.p50_ns, 500e3);
         near(q.p90_ns, 900e3);

@@ -258,6 +258,7 @@ async fn attempt(
         Action::ShutBoth,
     );
     let rx = shard.buffers.take(MEDIUM_BYTES);
+    let lent = tail.clone();
     let both = match tail.is_empty() {
         true => client.watch(both(upstream.socket.write_all(tx), upstream.socket.read_more(rx))).await,
         false => {
@@ -284,8 +285,10 @@ async fn attempt(
         }
         None => (false, false),
     };
-    if let Some((_, tx)) = write {
-        shard.buffers.give(tx);
+    match write {
+        Some((_, tx)) => shard.buffers.give(tx),
+        // The answer came before the request was through, and what was being written is gone with the write.
+        None => intake.streams |= !lent.is_empty(),
     }
     match result {
         Ok(n) if n > 0 => await_head(client, desk, upstream, rx, sent).await,

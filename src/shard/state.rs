@@ -333,12 +333,11 @@ impl Shard {
         };
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
-            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32;
+            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
-                server.connections += counts.busy;
             }
         }
         report

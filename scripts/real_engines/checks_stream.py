@@ -83,6 +83,11 @@ def arrivals(base: str, model: str) -> Tuple[float, List[float], List[float]]:
     return times[0], sorted(set(times)), times
 
 
+def median_gap(times: List[float]) -> float:
+    """Seconds between neighbours; 0 where all came at once."""
+    return statistics.median([b - a for a, b in zip(times, times[1:])] or [0.0])
+
+
 @check("tokens arrive one by one")
 def one_by_one(run: Any) -> str:
     # On a busy machine this very reader may come late and find two tokens waiting. A router that
@@ -92,7 +97,7 @@ def one_by_one(run: Any) -> str:
         first, reads, events = arrivals(run.front, run.model)
         direct_first, direct_reads, direct_events = arrivals(run.direct, run.model)
         share, direct_share = len(reads) / len(events), len(direct_reads) / len(direct_events)
-        gap, direct_gap = (statistics.median(b - a for a, b in zip(times, times[1:])) for times in (reads, direct_reads))
+        gap, direct_gap = median_gap(reads), median_gap(direct_reads)
         text = "%d tokens in %d reads (direct %d in %d), median gap %.0f ms (direct %.0f), first after %.0f ms (direct %.0f)" % (
             len(events), len(reads), len(direct_events), len(direct_reads), gap * 1e3, direct_gap * 1e3, first * 1e3, direct_first * 1e3,
         )  # fmt: skip

@@ -59,9 +59,10 @@ class Cache(NamedTuple):
     model: Path
 
 
-def prepare(with_router: bool) -> Cache:
+def prepare(with_engines: bool = True, with_router: bool = True) -> Cache:
     """Checks what the machine offers, then makes whatever the cache directory still lacks.
 
+    `with_engines`: llama-server and the model as well as the Python environment.
     `with_router`: a ringway will have to be there or be built, so check for that too.
     """
     directory = cache_directory()
@@ -71,12 +72,13 @@ def prepare(with_router: bool) -> Cache:
         directory / ("llama-server-%s-%s" % (LLAMA_VERSION, fingerprint(*cmake_flags()))) / "llama-server",
         directory / "model" / MODEL_FILE,
     )
-    check_prerequisites(cache, with_router)
+    check_prerequisites(cache, with_engines, with_router)
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory / "lock"):
         make_venv(cache)
-        make_model(cache)
-        make_llama_server(cache)
+        if with_engines:
+            make_model(cache)
+            make_llama_server(cache)
     return cache
 
 
@@ -89,7 +91,7 @@ def cache_directory() -> Path:
     return Path(base).expanduser().resolve() / "ringway-real-engines"
 
 
-def check_prerequisites(cache: Cache, with_router: bool) -> None:
+def check_prerequisites(cache: Cache, with_engines: bool, with_router: bool) -> None:
     """Every missing thing at once, each with what to do about it."""
     faults: List[str] = []
     if platform.system() != "Linux":
@@ -100,7 +102,7 @@ def check_prerequisites(cache: Cache, with_router: bool) -> None:
             import venv  # noqa: F401
         except ImportError:
             faults.append("python3 has no venv/ensurepip module: install it (Debian, Ubuntu: `apt-get install python3-venv`)")
-    if not cache.llama_server.exists():
+    if with_engines and not cache.llama_server.exists():
         for variable, names, package in (("CC", ("cc", "gcc", "clang"), "gcc"), ("CXX", ("c++", "g++", "clang++"), "g++")):
             named = os.environ.get(variable)
             if named and shutil.which(named.split()[0]) is None:
@@ -250,10 +252,10 @@ def stop_group(process: subprocess.Popen) -> None:
             return
 
 
-def die_with_parent() -> None:
-    """In a child before exec: the kernel ends it should this script be killed outright."""
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """In a child before exec: the kernel sends it `number` should this script be killed outright."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
 
 
 @contextlib.contextmanager

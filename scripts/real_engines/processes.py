@@ -37,8 +37,11 @@ class Processes:
         self.logs = logs
         self.running: List[subprocess.Popen] = []
 
-    def spawn(self, name: str, command: Sequence[str], stdout: Optional[int] = None) -> subprocess.Popen:
-        """Starts `command`, its output in `NAME.log` (stdout too, unless it is to be read here)."""
+    def spawn(self, name: str, command: Sequence[str], stdout: Optional[int] = None, at_our_death: int = signal.SIGKILL) -> subprocess.Popen:
+        """Starts `command`, its output in `NAME.log` (stdout too, unless it is to be read here).
+
+        `at_our_death`: the signal it gets should this script be killed outright.
+        """
         with (self.logs / (name + ".log")).open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -46,7 +49,7 @@ class Processes:
                 stdout=log if stdout is None else stdout,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=lambda: die_with_parent(at_our_death),
             )
         self.running.append(process)
         return process
@@ -206,7 +209,9 @@ def build_ringway(repository: Path, processes: Processes) -> Path:
     if named:
         return Path(named).resolve()
     print("building ringway (cargo build --release)", flush=True)
-    build = processes.spawn("cargo", ["nice", "-n", "10", "cargo", "build", "--release", "--bin", "ringway", "--manifest-path", str(repository / "Cargo.toml")])
+    command = ["nice", "-n", "10", "cargo", "build", "--release", "--bin", "ringway", "--manifest-path", str(repository / "Cargo.toml")]
+    # Cargo passes a SIGTERM on to its compilers.
+    build = processes.spawn("cargo", command, at_our_death=signal.SIGTERM)
     try:
         code = build.wait()
     finally:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Optional
@@ -75,7 +74,7 @@ class Run:
         client = anthropic.AsyncAnthropic if asynchronous else anthropic.Anthropic
         return client(base_url=base or self.front, api_key="sk-check", max_retries=0, timeout=120)
 
-    def wait_idle(self, seconds: float = 60.0) -> None:
+    def wait_idle(self, seconds: float = 120.0) -> None:
         """Until no engine generates anything: what the check before left must not disturb the next."""
         deadline = time.monotonic() + seconds
         while any(engine.busy_slots() for engine in (self.a, self.b)):
@@ -102,7 +101,7 @@ def main() -> int:
             print(one.name + ("   (needs a router)" if one.needs_router else ""))
         return 0
 
-    logs = Path(tempfile.mkdtemp(prefix="ringway-real-engines-"))
+    logs = log_directory(args.cache / "runs")
     processes = Processes(logs)
     code = 2
     try:
@@ -137,6 +136,18 @@ def run_all(args: argparse.Namespace, checks: list, processes: Processes) -> int
     for line in summary(outcomes):
         print(line, flush=True)
     return 1 if failed else 0
+
+
+def log_directory(runs: Path) -> Path:
+    """A directory for this run's logs, named by its process; removes those of runs that were killed."""
+    for old in runs.glob("*"):
+        # A number that was used again meanwhile only delays the removal.
+        if not Path("/proc", old.name).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    logs = runs / str(os.getpid())
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    return logs
 
 
 def put_away(logs: Path, keep_in: Optional[Path]) -> None:

@@ -6,12 +6,7 @@ use clap::Args;
 
 /// `ringway engine`.
 #[derive(Args, Clone, Debug)]
-#[command(
-    long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
-        the time that its rates say, without a model.",
-    after_help = ENGINE_HELP,
-    after_long_help = ENGINE_HELP,
-)]
+#[command(after_help = ENGINE_HELP, after_long_help = ENGINE_HELP)]
 pub struct EngineArgs {
     /// Where to listen, IP:PORT; port 0 binds a free one, and `listening engine ADDR` on stdout says which
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]

@@ -57,6 +57,8 @@ pub const BODY_BYTES_MAX: usize = 4 << 20;
 pub const PUBLISH_GAP_MS: u64 = 10;
 /// Turn of what has no event of its own: counts of faults, benches that end.
 const TURN_MS: u64 = 500;
+/// How long the first look at the servers may hold up the word that the process is ready.
+const READY_WAIT_MS: u64 = 1_500;
 /// Turn while a ring to a shard was full.
 const RETRY_MS: u64 = 5;
 
@@ -114,7 +116,8 @@ pub struct Shared<P> {
 /// Runs the control thread until the process is to end; returns the exit code: 0 all requests finished, 2 a shard failed
 /// while starting, 3 requests were cut. Every shard was told to stop by then.
 ///
-/// `catalog` is [`Settings::catalog`]; `ready` is called once, when every shard has started.
+/// `catalog` is [`Settings::catalog`]; `ready` is called once, when every shard has started and every server has been looked
+/// at, so that requests from then on find what is there (a server that hangs holds it up for [`READY_WAIT_MS`] at most).
 pub fn run<P: Port + 'static>(
     options: Options,
     clock: Clock,
@@ -171,6 +174,7 @@ async fn serve<P: Port + 'static>(
 /// The main task: takes in notices and keeps time until there is an exit code.
 async fn turn<P: Port>(shared: &Shared<P>, ready: impl FnOnce()) -> u8 {
     let mut ready = Some(ready);
+    let ready_by = shared.clock.now().plus_ms(READY_WAIT_MS);
     let mut next_turn = Nanos::ZERO;
     loop {
         let seen = shared.moved.seen();
@@ -191,13 +195,14 @@ async fn turn<P: Port>(shared: &Shared<P>, ready: impl FnOnce()) -> u8 {
         if let Some(code) = shared.state.borrow().exit() {
             return code;
         }
-        if shared.state.borrow().all_started()
-            && let Some(ready) = ready.take()
-        {
-            log_start(shared);
-            ready();
-        }
         let mut until = next_turn.min(deadline);
+        if ready.is_some() && shared.state.borrow().all_started() {
+            if shared.state.borrow().settled() || now >= ready_by {
+                log_start(shared);
+                ready.take().expect("checked above")();
+            }
+            until = until.min(ready_by);
+        }
         if !sent {
             until = until.min(now.plus_ms(RETRY_MS));
         }

@@ -50,6 +50,8 @@ struct Watched {
     learn_due: Nanos,
     /// A reading is under way: that of this generation.
     learning: bool,
+    /// It is up, but its list could not be read: it is not waited for.
+    silent: bool,
     /// How often the server came up. A reading of an earlier life of the engine counts for nothing.
     generation: u64,
     /// Until when it is benched. A verdict of one shard holds on all.
@@ -122,6 +124,7 @@ impl<P: Port> State<P> {
                 listed: Vec::new(),
                 learn_due: now,
                 learning: false,
+                silent: false,
                 generation: 0,
                 benched_until: Nanos::ZERO,
             })
@@ -259,6 +262,7 @@ impl<P: Port> State<P> {
                 info!(server = %server.name, url = %server.url, "server up");
                 watched.learn_due = now;
                 watched.learning = false;
+                watched.silent = false;
                 watched.generation += 1;
             }
             (Some(false), Err(failure)) if !first => {
@@ -270,6 +274,7 @@ impl<P: Port> State<P> {
             (_, Err(failure)) => debug!(server = %server.name, "check failed: {failure}"),
             _ => {}
         }
+        self.changed |= first;
         if let Some(up) = turn {
             self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });
@@ -288,7 +293,21 @@ impl<P: Port> State<P> {
             return false;
         }
         watched.learning = watched.check.up();
+        self.changed |= !watched.silent;
+        watched.silent = true;
         watched.learning
+    }
+
+    /// What this server serves may yet turn out: it has not been checked, or is up and being asked.
+    fn undecided(&self, index: usize) -> bool {
+        let watched = &self.watched[index];
+        let unlisted = !self.catalog.servers[index].removed && self.catalog.servers[index].models.is_none();
+        watched.check.unknown() || unlisted && watched.check.up() && !watched.silent
+    }
+
+    /// Every server has been checked, and those that are up have been asked what they serve.
+    pub fn settled(&self) -> bool {
+        !(0..self.watched.len()).any(|index| self.undecided(index))
     }
 
     /// A server's list arrived; `None`: it has no such endpoint, so it serves every model.
@@ -305,6 +324,7 @@ impl<P: Port> State<P> {
             return;
         }
         watched.learning = false;
+        watched.silent = false;
         watched.learn_due = now.plus_ms(LEARN_EVERY_MS);
         let listed = listing.unwrap_or_default();
         let names: Vec<Box<str>> = listed.iter().map(|model| model.id.clone()).collect();
@@ -436,6 +456,8 @@ impl<P: Port> State<P> {
         self.changed = false;
         self.catalog.models_body = self.models_body();
         rebuild_groups(&mut self.catalog);
+        // A server that is down, or does not say what it serves, does not leave unknown models open for ever.
+        self.catalog.learning = !self.settled();
         if self.published.as_ref() != Some(&self.catalog) {
             self.catalog.version += 1;
             let catalog = self.catalog.clone();

@@ -49,6 +49,8 @@ pub async fn watch<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
             monoio::spawn(learn(shared.clone(), id, generation));
         }
         notify_if_changed(&shared);
+        // The word that the process is ready may have waited for this.
+        shared.moved.notify();
     }
 }
 
@@ -126,7 +128,9 @@ async fn learn<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId, generati
         }
         monoio::time::sleep(Duration::from_millis(learn_pause_ms(id, failures))).await;
         failures += 1;
-        if !shared.state.borrow_mut().goes_on_learning(id, generation) {
+        let on = shared.state.borrow_mut().goes_on_learning(id, generation);
+        notify_if_changed(&shared);
+        if !on {
             return;
         }
     }

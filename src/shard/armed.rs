@@ -56,12 +56,14 @@ pub struct ArmedRead {
     armed: bool,
 }
 
-impl ArmedRead {
-    pub fn new() -> Self {
+impl Default for ArmedRead {
+    fn default() -> Self {
         let make = |socket: &Socket, buf: Vec<u8>, cancel: CancelHandle| socket.read_cancelable(buf, cancel);
         ArmedRead { slot: Box::pin(Slot { make, future: None }), armed: false }
     }
+}
 
+impl ArmedRead {
     pub fn is_armed(&self) -> bool {
         self.armed
     }

@@ -62,7 +62,7 @@ impl Client {
             timer,
             inbox: Vec::new(),
             used: 0,
-            armed: ArmedRead::new(),
+            armed: ArmedRead::default(),
             end: None,
             look: None,
         }

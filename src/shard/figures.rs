@@ -11,8 +11,6 @@ pub struct ServerCounts {
     pub statuses: Vec<(u16, u64)>,
     pub retries: u64,
     pub faults: [u64; UpstreamFault::ALL.len()],
-    /// Connections on loan to a request.
-    pub busy: u32,
 }
 
 /// Per shard.

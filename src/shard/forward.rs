@@ -24,13 +24,14 @@ use super::socket::{Outcome as Read, Socket, WriteError};
 use super::state::Shard;
 use super::upload;
 use super::upstream::Upstream;
+use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::{Address, Server};
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Decision, Outcome, Placement};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
-    Credentials, Framing, HeadScan, Parse, RequestRewrite, encode_request, parse_response,
+    Credentials, FieldKind, Framing, HeadScan, Parse, RequestRewrite, encode_request, parse_response,
 };
 use crate::proto::ids::{BackendId, GroupId};
 use crate::proto::message::{Tried, UpstreamFault};
@@ -122,10 +123,10 @@ pub async fn forward(
         known.wait_ns = Some(waited_ns);
         let held = Held::new(&shard, backend);
         let arrived = shard.now();
-        let mut attempt = attempt(client, desk, intake, backend, true).await;
+        let mut attempt = attempt(client, desk, intake, backend, true, arrived).await;
         if matches!(attempt, Attempt::Stale) {
             again(&shard, backend, known);
-            attempt = self::attempt(client, desk, intake, backend, false).await;
+            attempt = self::attempt(client, desk, intake, backend, false, shard.read_clock()).await;
         }
         match attempt {
             Attempt::Answered { upstream, rx, sent } => {
@@ -216,13 +217,15 @@ async fn admit(
     }
 }
 
-/// Sends the request to one server and waits for the head of its answer.
+/// Sends the request to one server and waits for the head of its answer. `since` is when its turn came: up to the sending
+/// counts as the router's own time.
 async fn attempt(
     client: &mut Client,
     desk: &mut Desk,
     intake: &mut Intake,
     backend: BackendId,
     may_reuse: bool,
+    since: Nanos,
 ) -> Attempt {
     let shard = client.shard.clone();
     let catalog = shard.catalog();
@@ -240,7 +243,9 @@ async fn attempt(
             Err(_) => return Attempt::ClientGone,
         },
     };
-    let (tx, tail) = compose(client, desk, intake, server);
+    let (tx, tail) = compose(client, desk, intake, backend, server);
+    let sending = shard.read_clock();
+    shard.figures.borrow_mut().overhead.record(sending.since(since));
     if !intake.whole() {
         intake.spend(client, desk);
         intake.streams = true;
@@ -253,6 +258,7 @@ async fn attempt(
         Action::ShutBoth,
     );
     let rx = shard.buffers.take(MEDIUM_BYTES);
+    let lent = tail.clone();
     let both = match tail.is_empty() {
         true => client.watch(both(upstream.socket.write_all(tx), upstream.socket.read_more(rx))).await,
         false => {
@@ -279,8 +285,10 @@ async fn attempt(
         }
         None => (false, false),
     };
-    if let Some((_, tx)) = write {
-        shard.buffers.give(tx);
+    match write {
+        Some((_, tx)) => shard.buffers.give(tx),
+        // The answer came before the request was through, and what was being written is gone with the write.
+        None => intake.streams |= !lent.is_empty(),
     }
     match result {
         Ok(n) if n > 0 => await_head(client, desk, upstream, rx, sent).await,
@@ -305,6 +313,7 @@ fn compose(
     client: &Client,
     desk: &Desk,
     intake: &Intake,
+    backend: BackendId,
     server: &Server,
 ) -> (Vec<u8>, std::ops::Range<usize>) {
     let bytes = client.unread();
@@ -314,14 +323,19 @@ fn compose(
         !intake.whole() || intake.framing == Framing::Chunked || head_len + body.len() <= ONE_WRITE_BYTES_MAX;
     let room = head_len + 512 + if copied { body.len() + 32 } else { 0 };
     let mut tx = client.shard.buffers.take(room);
-    let authorization = server.api_key.as_deref();
+    let faces = client.shard.faces();
+    let own_key = faces.credentials[backend.index()].as_ref();
     let rewrite = RequestRewrite {
         base_path: server.base_path.as_bytes(),
         host: server.host.as_bytes(),
         framing: intake.framing,
-        credentials: match authorization {
+        credentials: match own_key {
             None => Credentials::Keep,
-            Some(value) => Credentials::Replace { authorization: Some(value.as_bytes()), x_api_key: None },
+            // In the field that the caller used; in the usual one if it used none.
+            Some(key) if desk.head.first(FieldKind::XApiKey).is_some() => {
+                Credentials::Replace { authorization: None, x_api_key: Some(&key.bare) }
+            }
+            Some(key) => Credentials::Replace { authorization: Some(&key.bearer), x_api_key: None },
         },
         ..RequestRewrite::default()
     };

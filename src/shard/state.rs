@@ -54,6 +54,14 @@ pub struct Faces {
     pub servers: Vec<Box<[u8]>>,
     /// By `PoolId`: the pool line.
     pub pools: Vec<Box<[u8]>>,
+    /// By `BackendId`: the server's own key, where it has one.
+    pub credentials: Vec<Option<OwnKey>>,
+}
+
+/// A server's own API key, as it stands in `Authorization` and in `x-api-key`.
+pub struct OwnKey {
+    pub bearer: Box<[u8]>,
+    pub bare: Box<[u8]>,
 }
 
 impl Faces {
@@ -64,7 +72,12 @@ impl Faces {
             bytes(format!("{prefix}Server: {}\r\n{prefix}Weight: {}\r\n", server.name, server.weight_text))
         };
         let pool = |pool: &Pool| bytes(format!("{prefix}Pool: {}\r\n", pool.name));
+        let credential = |server: &Server| {
+            let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
+            server.api_key.as_deref().map(own)
+        };
         Faces {
+            credentials: catalog.servers.iter().map(credential).collect(),
             inflight: name("Inflight"),
             wait_ms: name("Wait-ms"),
             algorithm: name("Algorithm"),
@@ -320,12 +333,11 @@ impl Shard {
         };
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
-            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32;
+            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
-                server.connections += counts.busy;
             }
         }
         report

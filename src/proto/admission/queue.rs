@@ -163,10 +163,8 @@ impl Queue {
         }
     }
 
-    /// Takes the oldest provisional request of a group out, to be denied.
-    pub fn pop_provisional(&mut self, group: GroupId) -> Option<Place> {
-        let (place, _) = self.lines[group.index()].provisional.pop_first()?;
-        self.pool_mut(group).provisional -= 1;
-        Some(place)
+    /// The provisional requests of a group, oldest first.
+    pub fn provisional_of(&self, group: GroupId) -> impl Iterator<Item = (Place, Tried)> {
+        self.lines[group.index()].provisional.iter().map(|(place, tried)| (*place, *tried))
     }
 }

@@ -40,6 +40,10 @@ impl Home {
         }
     }
 
+    pub(super) fn books(&self) -> (&Ledger, &Queue) {
+        (&self.ledger, &self.queue)
+    }
+
     /// Nothing can be admitted for that group just now: every live server is exhausted and the queue is at its bound.
     pub(super) fn is_full(&self, group: GroupId, router: &Router, table: &BackendTable) -> bool {
         if !self.queue.at_bound(group) {
@@ -102,7 +106,7 @@ impl Dispatcher {
             if peers && !home.turned_away.contains(&group) {
                 home.turned_away.push(group);
             }
-            if !self.may_come(group) {
+            if !self.may_come(group, tried) {
                 return Err(self.at_home().queue.rejection(group));
             }
         }
@@ -110,11 +114,11 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Some live server of the group may yet turn out to have a free permit.
-    fn may_come(&self, group: GroupId) -> bool {
+    /// Some live server of the group that was not tried may yet turn out to have a free permit.
+    fn may_come(&self, group: GroupId, tried: Tried) -> bool {
         let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
         let routed = self.router.group(group).expect("groups with requests exist");
-        routed.live().any(|id| !ledger.exhausted(id))
+        routed.live().any(|id| !ledger.exhausted(id) && !tried.contains(id))
     }
 
     fn recall_group(&mut self, group: GroupId) {
@@ -289,12 +293,19 @@ impl Dispatcher {
     }
 
     fn settle(&mut self, group: GroupId) {
-        if !self.at_home().queue.has_provisional(group) || self.may_come(group) {
+        if !self.at_home().queue.has_provisional(group) {
             return;
         }
-        let routed = self.router.group(group).expect("groups with requests exist");
-        let live = routed.has_live();
-        while let Some(place) = self.at_home().queue.pop_provisional(group) {
+        let live = self.router.group(group).expect("groups with requests exist").has_live();
+        let hope = self.may_come(group, Tried::default());
+        let provisional =
+            self.home.as_ref().expect("called on the home shard only").queue.provisional_of(group);
+        let hopeless: Vec<Place> = provisional
+            .filter(|(_, tried)| !hope || (!tried.is_empty() && !self.may_come(group, *tried)))
+            .map(|(place, _)| place)
+            .collect();
+        for place in hopeless {
+            self.at_home().queue.remove(group, place);
             let rejection =
                 if live { self.at_home().queue.rejection(group) } else { Rejection::NoHealthyServer };
             if place.shard == ShardId::HOME {

@@ -21,7 +21,8 @@ mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::admission::ledger::LeaseRules;
+use super::admission::ledger::{LeaseRules, Ledger};
+use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
@@ -737,6 +738,21 @@ impl Dispatcher {
     /// In flight over all shards, as far as heard.
     pub fn in_flight_total(&self, backend: BackendId) -> u32 {
         self.table.rows().get(backend.index()).map_or(0, |row| row.total())
+    }
+
+    /// Permits of a server leased to this shard, and how many of them are free.
+    pub fn leased(&self, backend: BackendId) -> (u32, u32) {
+        self.table.rows().get(backend.index()).map_or((0, 0), |row| (row.held, row.free()))
+    }
+
+    /// What `peer` last said of its requests in flight on a server.
+    pub fn heard(&self, peer: ShardId, backend: BackendId) -> u32 {
+        self.table.heard(peer, backend)
+    }
+
+    /// The book of permits and the queue, on the home shard.
+    pub fn books(&self) -> Option<(&Ledger, &Queue)> {
+        self.home.as_ref().map(Home::books)
     }
 
     /// A live candidate of some group: present, up, weight above 0 and not benched (or spared the bench as the last one).

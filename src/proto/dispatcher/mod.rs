@@ -495,7 +495,12 @@ impl Dispatcher {
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
-                if self.table.row_mut(backend).verdict.merge(verdict) {
+                let row = self.table.row_mut(backend);
+                if row.verdict.merge(verdict) {
+                    if level == 0 {
+                        // A success elsewhere is a success: what failed here before it counts no more.
+                        row.failures = 0;
+                    }
                     self.benched_here.retain(|b| *b != backend);
                     self.refresh(now, backend);
                 }

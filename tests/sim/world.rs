@@ -902,7 +902,12 @@ impl World {
         if self.regime != Regime::Settled {
             return;
         }
-        let (ledger, _) = self.shards[0].books().expect("shard 0 is home");
+        let (ledger, queue) = self.shards[0].books().expect("shard 0 is home");
+        let pool = self.catalog.group(group).pool;
+        let settings = self.catalog.pool(pool);
+        if settings.routing_mode == RoutingMode::Queue {
+            assert!(queue.settled(pool) >= settings.queue_size, "the queue of {pool:?} is not full");
+        }
         let mut live = self.live(0, group, self.timed[0]);
         live.retain(|id| !tried.contains(*id));
         for id in live {

@@ -419,6 +419,27 @@ fn the_last_eligible_server_is_never_benched() {
 }
 
 #[test]
+fn the_end_of_a_bench_is_seen_also_when_something_else_comes_first() {
+    let mut two_groups = catalog(&[(1.0, 1), (1.0, 1), (1.0, 1)], RoutingMode::Queue, 10);
+    two_groups.groups =
+        [vec![A, BackendId(2)], vec![B]].map(|candidates| Group { candidates, pool: PoolId(0) }).to_vec();
+    let mut net = Net::new(1, &two_groups);
+    net.place(0);
+    net.place(0);
+    (0..3).for_each(|_| net.shards[0].note_failure(net.now, A));
+    net.done(0, A, Outcome::Neutral);
+    let ticket = net.queue(0);
+    assert_eq!(net.events(0), [Event::Benched { backend: A, ms: 1000 }]);
+    net.now = net.now.plus_ms(1000);
+    net.update(&Update::Health { backend: B, up: false });
+    assert_eq!(net.events(0), []);
+    net.wait_ms(0);
+    let events = net.events(0);
+    assert_eq!(events[0], Event::Unbenched { backend: A });
+    assert_eq!(granted(&events[1..], ticket).backend, A);
+}
+
+#[test]
 fn who_waits_outlasts_an_outage_and_who_comes_is_told() {
     let mut net = Net::new(2, &catalog(&[(1.0, 1), (1.0, 0)], RoutingMode::Queue, 10));
     net.update(&Update::Health { backend: B, up: false });
@@ -433,6 +454,23 @@ fn who_waits_outlasts_an_outage_and_who_comes_is_told() {
     net.update(&Update::Health { backend: B, up: true });
     net.pump();
     assert_eq!(granted(&net.events(1), waiting).backend, B, "woken by the change");
+}
+
+#[test]
+fn a_server_that_returns_brings_its_idle_leases_to_who_waits() {
+    let mut net = Net::new(3, &catalog(&[(1.0, 1), (1.0, 1)], RoutingMode::Queue, 10));
+    net.place(0);
+    assert_eq!(net.place(2), B);
+    net.done(2, B, Outcome::Success);
+    net.pump();
+    assert_eq!(net.shards[2].leased(B), (1, 1));
+    net.update(&Update::Health { backend: B, up: false });
+    let ticket = net.queue(1);
+    net.pump();
+    assert_eq!(net.events(1), []);
+    net.update(&Update::Health { backend: B, up: true });
+    net.pump();
+    assert_eq!(granted(&net.events(1), ticket).backend, B);
 }
 
 #[test]
@@ -463,6 +501,9 @@ fn a_ceiling_put_on_a_busy_server_counts_what_runs_there() {
         assert_eq!(net.place(shard), A);
     }
     net.catalog(|catalog| catalog.servers[0].max_concurrency = 3);
+    // Home has the ceiling, and does not yet know what runs elsewhere.
+    let early = net.queue(0);
+    assert!(net.shards[0].handle_withdraw(net.now, early));
     let ticket = net.queue(2);
     net.pump();
     net.done(0, A, Outcome::Success);

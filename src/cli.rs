@@ -6,12 +6,17 @@
 //! *Errors*: usage and configuration faults go to stderr and end with [`exit::WRONG`].
 //! *Source*: the configuration reference, "command line".
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::proto::config::{Override, Place, Settings};
+use crate::proto::config::{Override, Settings};
+
+mod engine;
+mod serve;
+
+pub use engine::{ENGINE_HELP, EngineArgs};
+pub use serve::ServeArgs;
 
 /// Exit codes of the process.
 pub mod exit {
@@ -62,6 +67,10 @@ pub enum Command {
     /// Start two simulated engines and a router, send a short load, and show what happened
     Demo(DemoArgs),
     /// Run the built-in simulated engine
+    #[command(
+        long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
+        the time that its rates say, without a model."
+    )]
     Engine(EngineArgs),
     /// Stargate's command line (not in this version)
     Stargate(LaterArgs),
@@ -72,218 +81,6 @@ pub enum Command {
     /// Look at this host for what slows a router down (not in this version)
     Doctor(LaterArgs),
 }
-
-/// `ringway serve`. `None` and empty: what the file says, else the default.
-#[derive(Args, Clone, Debug, Default)]
-#[command(
-    after_help = SERVE_HELP
-)]
-pub struct ServeArgs {
-    /// Configuration file (TOML)
-    #[arg(long, value_name = "FILE", env = "RINGWAY_CONFIG", help_heading = "Servers")]
-    pub config: Option<PathBuf>,
-    /// An engine, as URL or NAME=URL; repeatable. Replaces the file's pools and servers by one pool, `default`
-    #[arg(
-        long,
-        value_name = "[NAME=]URL",
-        env = "RINGWAY_BACKEND",
-        value_delimiter = ',',
-        help_heading = "Servers"
-    )]
-    pub backend: Vec<String>,
-    /// How each pool picks a server: weighted-round-robin (default) or least-connections
-    #[arg(long, value_name = "NAME", env = "RINGWAY_ALGORITHM", help_heading = "Servers")]
-    pub algorithm: Option<String>,
-    /// When all servers are full: queue (default), reject, or unlimited, which ignores ceilings
-    #[arg(long, value_name = "MODE", env = "RINGWAY_ROUTING_MODE", help_heading = "Servers")]
-    pub routing_mode: Option<String>,
-    /// Requests that may wait in each pool [default: 1024]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        env = "RINGWAY_QUEUE_SIZE",
-        help_heading = "Servers"
-    )]
-    pub queue_size: Option<i64>,
-    /// How long a request may wait, in milliseconds [default: 30000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_QUEUE_TIMEOUT_MS",
-        help_heading = "Servers"
-    )]
-    pub queue_timeout_ms: Option<i64>,
-    /// Requests that each server may work on at once; 0: no ceiling [default: 32]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        env = "RINGWAY_MAX_CONCURRENCY",
-        help_heading = "Servers"
-    )]
-    pub max_concurrency: Option<i64>,
-
-    /// Where clients connect, IP:PORT; repeatable [default: 127.0.0.1:30000]
-    #[arg(
-        long,
-        value_name = "ADDR",
-        env = "RINGWAY_LISTEN",
-        value_delimiter = ',',
-        help_heading = "Listeners"
-    )]
-    pub listen: Vec<String>,
-    /// Where operators connect: admin API, metrics, health [default: 127.0.0.1:29000]
-    #[arg(long, value_name = "ADDR", env = "RINGWAY_ADMIN", help_heading = "Listeners")]
-    pub admin: Option<String>,
-    /// What the names of the router's own response headers begin with [default: X-Lifeboat-]
-    #[arg(long, value_name = "PREFIX", env = "RINGWAY_HEADER_PREFIX", help_heading = "Listeners")]
-    pub header_prefix: Option<String>,
-
-    /// Cores that get a shard, such as 0-3,5, or all [default: all allowed]
-    #[arg(long, value_name = "LIST", env = "RINGWAY_CORES", help_heading = "Threads")]
-    pub cores: Option<String>,
-    /// auto (default), io_uring or epoll
-    #[arg(long, value_name = "NAME", env = "RINGWAY_DRIVER", help_heading = "Threads")]
-    pub driver: Option<String>,
-    /// How long an idle shard looks for work before it sleeps, in microseconds [default: 0]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "US",
-        env = "RINGWAY_SPIN_US",
-        help_heading = "Threads"
-    )]
-    pub spin_us: Option<i64>,
-
-    /// Largest request body [default: 536870912]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "BYTES",
-        env = "RINGWAY_BODY_BYTES_MAX",
-        help_heading = "Limits"
-    )]
-    pub body_bytes_max: Option<i64>,
-    /// At most this much of a body is waited for before routing [default: 1048576]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "BYTES",
-        env = "RINGWAY_CLASSIFY_BYTES_MAX",
-        help_heading = "Limits"
-    )]
-    pub classify_bytes_max: Option<i64>,
-    /// Client connections of the process [default: 100000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "N",
-        env = "RINGWAY_CONNECTIONS_MAX",
-        help_heading = "Limits"
-    )]
-    pub connections_max: Option<i64>,
-    /// To open a connection to a server [default: 2000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_CONNECT_TIMEOUT_MS",
-        help_heading = "Limits"
-    )]
-    pub connect_timeout_ms: Option<i64>,
-    /// From a request's last byte to its response head [default: 1800000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_RESPONSE_HEAD_TIMEOUT_MS",
-        help_heading = "Limits"
-    )]
-    pub response_head_timeout_ms: Option<i64>,
-    /// Between two reads of a response body [default: 600000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_BETWEEN_BYTES_TIMEOUT_MS",
-        help_heading = "Limits"
-    )]
-    pub between_bytes_timeout_ms: Option<i64>,
-    /// From the head of a request to the end of its answer; 0: no limit of its own [default: 0]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_TOTAL_TIMEOUT_MS",
-        help_heading = "Limits"
-    )]
-    pub total_timeout_ms: Option<i64>,
-    /// How long running requests may take to finish on shutdown [default: 30000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_DRAIN_TIMEOUT_MS",
-        help_heading = "Limits"
-    )]
-    pub drain_timeout_ms: Option<i64>,
-    /// How long a stopping router still accepts while readiness says 503 [default: 1000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_DRAIN_SETTLE_MS",
-        help_heading = "Limits"
-    )]
-    pub drain_settle_ms: Option<i64>,
-    /// What a client that shuts down its sending side wants: abort (default; it has gone) or allow (it still waits)
-    #[arg(long, value_name = "WORD", env = "RINGWAY_HALF_CLOSE", help_heading = "Limits")]
-    pub half_close: Option<String>,
-
-    /// Target of the health checks [default: /health]
-    #[arg(long, value_name = "PATH", env = "RINGWAY_HEALTH_PATH", help_heading = "Health checks")]
-    pub health_path: Option<String>,
-    /// Between two checks of a server [default: 2000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_HEALTH_INTERVAL_MS",
-        help_heading = "Health checks"
-    )]
-    pub health_interval_ms: Option<i64>,
-    /// How long one check may take [default: 1000]
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        value_name = "MS",
-        env = "RINGWAY_HEALTH_TIMEOUT_MS",
-        help_heading = "Health checks"
-    )]
-    pub health_timeout_ms: Option<i64>,
-
-    /// error, warn, info (default), debug or trace
-    #[arg(long, value_name = "LEVEL", env = "RINGWAY_LOG_LEVEL", help_heading = "Log")]
-    pub log_level: Option<String>,
-    /// text (default) or json
-    #[arg(long, value_name = "FORMAT", env = "RINGWAY_LOG_FORMAT", help_heading = "Log")]
-    pub log_format: Option<String>,
-}
-
-const SERVE_HELP: &str = "\
-Examples:
-  ringway serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
-  ringway serve --backend a=http://10.0.0.10:8000 --backend b=unix:/run/engine.sock --algorithm least-connections
-  ringway serve --config ringway.toml --listen 0.0.0.0:30000 --log-level debug
-  RINGWAY_BACKEND=http://10.0.0.10:8000,http://10.0.0.11:8000 ringway serve --listen 127.0.0.1:0
-
-Exit codes:
-  0  done
-  1  wrong configuration or usage
-  2  could not start (port in use, no permission, …)
-  3  forced stop (drain limit, or a second signal)";
 
 /// `ringway check`.
 #[derive(Args, Clone, Debug)]
@@ -298,7 +95,7 @@ pub struct CheckArgs {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:\n  ringway demo\n  ringway demo --requests 500 --quiet")]
 pub struct DemoArgs {
-    /// Which experiment to show instead of the general tour
+    /// Which experiment to show instead of the general tour (none in this version)
     #[arg(long, value_name = "NAME")]
     pub experiment: Option<String>,
     /// Requests to send
@@ -309,97 +106,12 @@ pub struct DemoArgs {
     pub quiet: bool,
 }
 
-/// `ringway engine`.
-#[derive(Args, Clone, Debug)]
-#[command(
-    long_about = "Run the built-in simulated engine: it speaks the engines' HTTP APIs, keeps a prefix cache and takes \
-        the time that its rates say, without a model.",
-    after_help = ENGINE_HELP,
-    after_long_help = ENGINE_HELP,
-)]
-pub struct EngineArgs {
-    /// Where to listen, IP:PORT; port 0 binds a free one, and `listening engine ADDR` on stdout says which
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
-    pub listen: SocketAddr,
-    /// A served model's name; repeatable
-    #[arg(long, value_name = "NAME", default_value = "simulated")]
-    pub model: Vec<String>,
-    /// Prompt tokens that are not cached, read per second; 0: reading takes no time
-    #[arg(long, value_name = "N", default_value_t = 20_000.0, value_parser = rate)]
-    pub prefill_tps: f64,
-    /// Tokens written per second, by each running request; 0: writing takes no time
-    #[arg(long, value_name = "N", default_value_t = 100.0, value_parser = rate)]
-    pub decode_tps: f64,
-    /// Requests worked on at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub slots: u32,
-    /// Requests that may wait for a slot; one more is answered 503
-    #[arg(long, value_name = "N", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub queue: u32,
-    /// Blocks of key/value memory: running requests and the prefix cache
-    #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
-    pub kv_blocks: u32,
-    /// Tokens in one block
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub block_tokens: u32,
-    /// Tokens of an answer that ends by itself (a request's own limit, `min_tokens` and `ignore_eos` are honoured)
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub output_tokens: u32,
-    /// Longest prompt and answer together, in tokens; more is answered 400
-    #[arg(long, value_name = "N", default_value_t = 131_072, value_parser = clap::value_parser!(u32).range(2..=268_435_456))]
-    pub context_tokens: u32,
-    /// Close connections that are idle for so long, as real engines do; 0: never
-    #[arg(long, value_name = "MS", default_value_t = 0)]
-    pub keepalive_ms: u64,
-    /// A fault to show; repeatable; see below
-    #[arg(long, value_name = "SPEC")]
-    pub fault: Vec<String>,
-    /// Seed of everything random; engines of the same seed answer alike
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-}
-
-/// What `ringway engine --help` says after the flags: its endpoints, and the faults it can be told to show.
-pub const ENGINE_HELP: &str = "\
-Examples:
-  ringway engine --listen 127.0.0.1:8001
-  ringway engine --listen 127.0.0.1:0 --model small --model large --slots 4 --decode-tps 50
-  ringway engine --listen 127.0.0.1:8002 --fault status:code=503,retry_after_s=1,probability=0.1
-
-Endpoints: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/messages,
-/v1/messages/count_tokens, /rerank, /tokenize; GET /v1/models, /health, /metrics (vLLM's names), /version;
-GET /stats (what the engine counted, JSON), GET, POST, DELETE /fault.
-
-Faults: --fault KIND[:key=value,...] at start (repeatable), the request header `X-Engine-Fault: KIND[:...]` for one request,
-or while running POST /fault {\"kind\":...,\"key\":...} to arm, GET /fault to list, DELETE /fault to clear.
-
-  refuse        the listener is closed, connects are refused; ms=N: opened again after N ms (default: until cleared)
-  hang          the request is read and never answered
-  die           the answer ends midway: after_events=N events of a stream (default 1), or half of a plain answer;
-                reset=true: by RST instead of FIN
-  status        answered with code=N (default 503); retry_after_s=N: with a Retry-After header
-  slow-read     the body is read at bytes_per_s=N (default 1000)
-  close-after   the connection is closed after the answer without saying so; ms=N: after N ms idle (default 0)
-  reset         the request is read, then the connection is reset without an answer
-  slow-head     half of the answer's head is sent, the rest ms=N later (default 1000)
-
-Any kind but refuse: count=N times, then no more; probability=P (0 to 1) of each request; path=/P: requests to that path only
-(default: every POST to an API endpoint; health checks and /stats stay well unless named).";
-
 /// A command that a later version brings; its arguments are taken as they come.
 #[derive(Args, Clone, Debug)]
 #[command(disable_help_flag = true)]
 pub struct LaterArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     pub arguments: Vec<std::ffi::OsString>,
-}
-
-/// A rate in tokens per second; 0: no limit.
-fn rate(text: &str) -> Result<f64, String> {
-    text.parse::<f64>()
-        .ok()
-        .filter(|rate| rate.is_finite() && *rate >= 0.0 && *rate <= 1e9)
-        .ok_or_else(|| "expected a number from 0 to 1000000000".to_owned())
 }
 
 impl Cli {
@@ -428,135 +140,6 @@ pub fn not_in_this_version(command: &Command) -> u8 {
     };
     eprintln!("ringway: {name}: not in this version; ringway --help shows what is");
     exit::WRONG
-}
-
-impl ServeArgs {
-    /// The settings to run with. The error is ready to print, one fault a line.
-    pub fn settings(&self) -> Result<Settings, String> {
-        match &self.config {
-            Some(file) => load(file, &self.overrides()),
-            None => {
-                let parsed = Settings::parse("", Path::new(""), &self.overrides());
-                parsed.map_err(|faults| listed("ringway serve", &faults.to_string()))
-            }
-        }
-    }
-
-    /// What flags and the environment set.
-    fn overrides(&self) -> Vec<Override> {
-        let mut set = Vec::new();
-        let list = |values: &[String]| -> Option<toml::Value> {
-            (!values.is_empty()).then(|| values.iter().map(String::as_str).collect::<Vec<_>>().into())
-        };
-        let word = |value: &Option<String>| value.as_deref().map(toml::Value::from);
-        let number = |value: Option<i64>| value.map(toml::Value::from);
-        let mut put = |flag, place, value: Option<toml::Value>| {
-            set.extend(value.map(|value| Override { flag, place, value }));
-        };
-        put("--backend (or RINGWAY_BACKEND)", Place::Backends, list(&self.backend));
-        put("--listen (or RINGWAY_LISTEN)", Place::Listeners, list(&self.listen));
-        put("--algorithm (or RINGWAY_ALGORITHM)", Place::EveryPool("algorithm"), word(&self.algorithm));
-        put(
-            "--routing-mode (or RINGWAY_ROUTING_MODE)",
-            Place::EveryPool("routing_mode"),
-            word(&self.routing_mode),
-        );
-        put("--queue-size (or RINGWAY_QUEUE_SIZE)", Place::EveryPool("queue_size"), number(self.queue_size));
-        put(
-            "--queue-timeout-ms (or RINGWAY_QUEUE_TIMEOUT_MS)",
-            Place::EveryPool("queue_timeout_ms"),
-            number(self.queue_timeout_ms),
-        );
-        put(
-            "--max-concurrency (or RINGWAY_MAX_CONCURRENCY)",
-            Place::EveryServer("max_concurrency"),
-            number(self.max_concurrency),
-        );
-        put("--admin (or RINGWAY_ADMIN)", Place::Key("admin", "address"), word(&self.admin));
-        put(
-            "--header-prefix (or RINGWAY_HEADER_PREFIX)",
-            Place::Key("headers", "prefix"),
-            word(&self.header_prefix),
-        );
-        put("--cores (or RINGWAY_CORES)", Place::Key("runtime", "cores"), word(&self.cores));
-        put("--driver (or RINGWAY_DRIVER)", Place::Key("runtime", "driver"), word(&self.driver));
-        put("--spin-us (or RINGWAY_SPIN_US)", Place::Key("runtime", "spin_us"), number(self.spin_us));
-        put("--log-level (or RINGWAY_LOG_LEVEL)", Place::Key("log", "level"), word(&self.log_level));
-        put("--log-format (or RINGWAY_LOG_FORMAT)", Place::Key("log", "format"), word(&self.log_format));
-        put(
-            "--half-close (or RINGWAY_HALF_CLOSE)",
-            Place::Key("limits", "half_close"),
-            word(&self.half_close),
-        );
-        put("--health-path (or RINGWAY_HEALTH_PATH)", Place::Key("health", "path"), word(&self.health_path));
-        let numbers = [
-            ("--body-bytes-max (or RINGWAY_BODY_BYTES_MAX)", "limits", "body_bytes_max", self.body_bytes_max),
-            (
-                "--classify-bytes-max (or RINGWAY_CLASSIFY_BYTES_MAX)",
-                "limits",
-                "classify_bytes_max",
-                self.classify_bytes_max,
-            ),
-            (
-                "--connections-max (or RINGWAY_CONNECTIONS_MAX)",
-                "limits",
-                "connections_max",
-                self.connections_max,
-            ),
-            (
-                "--connect-timeout-ms (or RINGWAY_CONNECT_TIMEOUT_MS)",
-                "limits",
-                "connect_timeout_ms",
-                self.connect_timeout_ms,
-            ),
-            (
-                "--response-head-timeout-ms (or RINGWAY_RESPONSE_HEAD_TIMEOUT_MS)",
-                "limits",
-                "response_head_timeout_ms",
-                self.response_head_timeout_ms,
-            ),
-            (
-                "--between-bytes-timeout-ms (or RINGWAY_BETWEEN_BYTES_TIMEOUT_MS)",
-                "limits",
-                "between_bytes_timeout_ms",
-                self.between_bytes_timeout_ms,
-            ),
-            (
-                "--total-timeout-ms (or RINGWAY_TOTAL_TIMEOUT_MS)",
-                "limits",
-                "total_timeout_ms",
-                self.total_timeout_ms,
-            ),
-            (
-                "--drain-timeout-ms (or RINGWAY_DRAIN_TIMEOUT_MS)",
-                "limits",
-                "drain_timeout_ms",
-                self.drain_timeout_ms,
-            ),
-            (
-                "--drain-settle-ms (or RINGWAY_DRAIN_SETTLE_MS)",
-                "limits",
-                "drain_settle_ms",
-                self.drain_settle_ms,
-            ),
-            (
-                "--health-interval-ms (or RINGWAY_HEALTH_INTERVAL_MS)",
-                "health",
-                "interval_ms",
-                self.health_interval_ms,
-            ),
-            (
-                "--health-timeout-ms (or RINGWAY_HEALTH_TIMEOUT_MS)",
-                "health",
-                "timeout_ms",
-                self.health_timeout_ms,
-            ),
-        ];
-        for (flag, table, key, value) in numbers {
-            put(flag, Place::Key(table, key), number(value));
-        }
-        set
-    }
 }
 
 /// Reads `file` and the key files it names. The error is ready to print.

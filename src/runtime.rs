@@ -94,7 +94,7 @@ mod tests {
             let (mut runtime, downgrade) = Runtime::build(driver, SMALL_ENTRIES).unwrap();
             assert_eq!(runtime.is_io_uring(), uring);
             assert_eq!(downgrade, None);
-            runtime.block_on(monoio::time::sleep(std::time::Duration::from_millis(1)));
+            runtime.block_on(async { monoio::time::sleep(std::time::Duration::from_millis(1)).await });
         }
     }
 }

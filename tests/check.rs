@@ -227,7 +227,7 @@ fn help_is_an_answer_and_tells_the_exit_codes() {
     for (command, words) in [
         ("serve", &["RINGWAY_BACKEND", "--max-concurrency", "Exit codes", "then `ready`", "Examples"][..]),
         ("check", &["effective configuration", "path: value: what was expected", "Example"]),
-        ("engine", &["--decode-tps", "Examples"]),
+        ("engine", &["without a model", "--decode-tps", "Faults:", "Examples"]),
         ("demo", &["--requests", "Examples"]),
     ] {
         let help = ringway(Path::new("."), &[command, "--help"], &[]);

@@ -220,7 +220,8 @@ fn http_1_0_clients_are_served() {
     assert_eq!(status, 200);
     assert!(!head.has("transfer-encoding"), "HTTP/1.0 knows no chunks:\n{}", head.text());
     let (rest, fault) = client.rest();
-    assert_eq!((rest.as_slice(), fault), (b"one two".as_slice(), Fault::Eof { unfinished: 0 }));
+    assert_eq!(rest, b"one two");
+    assert!(matches!(fault, Fault::Eof { .. }), "a reset is no end: {fault}");
 
     let mut client = router.client();
     client.send(b"GET /sized HTTP/1.0\r\nHost: r\r\n\r\n");

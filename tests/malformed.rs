@@ -145,7 +145,7 @@ fn a7_requests_are_framed_anew() {
     let mut client = router.client();
     client.send(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: Chunked\r\nTrailer: X-Sum\r\n\r\n\
-          5;ext=\"a;b\"\r\nhello\r\n1 ;x\r\n \r\n000006\r\nworld!\r\n0;last\r\nX-Sum: 9\r\n\r\n",
+          5;ext=\"a;b\"\r\nhello\r\n1;x\r\n \r\n000006\r\nworld!\r\n0;last\r\nX-Sum: 9\r\n\r\n",
     );
     assert_eq!(client.response().status, 200);
     // The same length twice is unambiguous: taken as one, or refused.

@@ -167,6 +167,24 @@ fn a23_readiness_follows_the_servers() {
     }
 }
 
+/// Ready means ready: a request sent the moment that the admin page says so is served, whichever shard gets it.
+#[test]
+fn a_ready_router_serves_the_very_next_request() {
+    let engine = Engine::answering();
+    for _ in 0..5 {
+        let router = Setup::new().shards(4).server("a", &engine, &["max_concurrency = 0"]).start_unready();
+        let mut admin = Client::connect(router.admin());
+        let start = now();
+        while admin.ask("GET", "/readiness", &[], b"").status != 200 {
+            assert!(start.elapsed() < seconds(5), "never ready: {}", router.log());
+        }
+        for number in 0..16 {
+            let response = router.post(CHAT, &chat("m", "x"));
+            assert_eq!(response.status, 200, "request {number}: {}", response.text());
+        }
+    }
+}
+
 /// A server that fails its checks gets nothing; `fall` and `rise` count checks in a row; a hanging check is a failed one.
 #[test]
 fn health_checks_take_servers_out_and_bring_them_back() {

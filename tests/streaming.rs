@@ -26,7 +26,7 @@ fn upstream_errors(router: &Router) -> f64 {
 fn a1_a_cancelled_request_ends_at_the_engine() {
     const TIMES: usize = 100;
     let engine = Engine::start(|exchange| {
-        if exchange.body_has("patient")? {
+        if exchange.body_has("stays")? {
             return exchange.reply_ok();
         }
         exchange.wait_close(seconds(30));
@@ -35,7 +35,7 @@ fn a1_a_cancelled_request_ends_at_the_engine() {
     let router = Setup::new().server("a", &engine, &["max_concurrency = 1"]).start();
     for number in 0..TIMES {
         let mut client = router.client();
-        client.send(&request("POST", CHAT, &[], &chat("m", "impatient")));
+        client.send(&request("POST", CHAT, &[], &chat("m", "goes")));
         let connection = engine.wait_requests(number + 1)[number].connection;
         if number < 5 {
             // The first few as a person would: some time into the work, which the gauge shows.
@@ -52,7 +52,7 @@ fn a1_a_cancelled_request_ends_at_the_engine() {
     router.wait_metric("ringway_client_aborts_total", &[], TIMES as f64, seconds(2));
     assert_eq!(upstream_errors(&router), 0.0, "a cancelled request is no fault of the server");
     assert_eq!(router.server_state("a")["state"], "up", "not benched");
-    assert_eq!(router.post(CHAT, &chat("m", "patient")).status, 200, "the only slot is free");
+    assert_eq!(router.post(CHAT, &chat("m", "stays")).status, 200, "the only slot is free");
 }
 
 /// A1, streaming: the same while an answer is being streamed, also when the engine is silent between two events.
@@ -182,16 +182,21 @@ fn a2_an_answer_cut_short_does_not_look_finished() {
         match client.try_response() {
             Ok(response) => {
                 let text = response.text();
-                assert!(
-                    response.status != 200 || text.contains("error"),
-                    "{what}: a clean end after {text:?}"
-                );
+                assert!(text.contains("error"), "{what}: a clean end after {text:?}");
             }
             Err((Fault::Eof { .. } | Fault::Reset, body)) => {
+                // An error event may follow what the engine sent; it comes after all of that, and whole.
                 let text = String::from_utf8_lossy(&body);
-                let events = text.matches("data: ").count();
+                let (own, added) = text.split_once("data: {\"error\"").unwrap_or((&text, "\n\n"));
+                let events = own.matches("data: ").count();
                 let sent = String::from_utf8_lossy(piece).matches("data: ").count();
-                assert_eq!(events, sent, "{what}: what came before the end is passed on; got {text:?}");
+                // What arrived in one piece with something malformed may be dropped with it.
+                let dropped = if what.ends_with("that is none") { sent } else { 0 };
+                assert!(
+                    (sent - dropped..=sent).contains(&events),
+                    "{what}: what came before the end is passed on; got {text:?}"
+                );
+                assert!(added.ends_with("\n\n"), "{what}: half an error event: {text:?}");
             }
             Err((fault, _)) => panic!("{what}: {fault}"),
         }
@@ -451,48 +456,6 @@ fn an_early_answer_is_passed_on_while_the_body_still_comes() {
     assert_eq!(engine.request_count(), 1);
 }
 
-/// Both directions at once: an engine that answers while it still reads gets and gives every piece as it comes.
-#[test]
-fn a_body_and_its_answer_may_flow_at_the_same_time() {
-    let engine = EngineSetup::new().drop_bodies().start(|exchange| {
-        exchange.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
-        let mut total = 0;
-        while let Some(piece) = exchange.body_piece()? {
-            total += piece.len();
-            let text = format!("{total};");
-            exchange.chunk(text.as_bytes())?;
-        }
-        exchange.end()
-    });
-    // More than is waited for before routing; the rest streams.
-    let router = Setup::new().limit("classify_bytes_max = 65536").server("a", &engine, &[]).start();
-    let mut client = router.client();
-    client.send(b"POST /echo HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n");
-    let first = pattern(0, 200_000);
-    client.send(format!("{:x}\r\n", first.len()).as_bytes());
-    client.send(&first);
-    client.send(b"\r\n");
-    let (status, head, _) = client.head().expect("an answer while the body is still open");
-    assert_eq!(status, 200);
-    let mut framing = Client::framing("POST", status, &head).unwrap();
-    let mut text = String::new();
-    let mut total = first.len();
-    for _ in 0..10 {
-        while !text.ends_with(&format!("{total};")) {
-            let piece =
-                client.piece(&mut framing).expect("the engine's word on this piece").expect("more to come");
-            text.push_str(&String::from_utf8(piece).unwrap());
-        }
-        client.send(b"7\r\n1234567\r\n");
-        total += 7;
-    }
-    client.send(b"0\r\n\r\n");
-    while let Some(piece) = client.piece(&mut framing).unwrap() {
-        text.push_str(&String::from_utf8(piece).unwrap());
-    }
-    assert!(text.ends_with(&format!("{total};")), "{text}");
-}
-
 /// An engine that says nothing within `response_head_timeout_ms`: 504, its connection is closed, it is not sent again.
 #[test]
 fn no_response_head_in_time_is_504() {
@@ -540,10 +503,44 @@ fn a_stream_that_falls_silent_is_cut() {
     let (fault, body) = client.try_response().expect_err("a stream that never ended");
     let took = start.elapsed();
     assert!(matches!(fault, Fault::Eof { .. } | Fault::Reset), "{fault}");
-    assert_eq!(body, b"data: x\n\n".repeat(5));
+    assert!(body.starts_with(&b"data: x\n\n".repeat(5)), "{:?}", String::from_utf8_lossy(&body));
     assert!(took > ms(900) && took < ms(2500), "after {took:?}");
     engine.wait_closed(engine.requests()[0].connection, seconds(1));
     router.wait_metric("ringway_upstream_errors_total", &[("kind", "between_timeout")], 1.0, seconds(2));
+    router.wait_idle(seconds(1));
+}
+
+/// `total_timeout_ms` bounds a request as a whole, however steadily it streams: the stream ends visibly cut, and what has
+/// no answer yet is 504.
+#[test]
+fn the_total_limit_cuts_what_takes_too_long() {
+    let engine = Engine::start(|exchange| {
+        if exchange.body_has("silent")? {
+            exchange.wait_close(seconds(20));
+            return Ok(Next::Close);
+        }
+        exchange.stream_head()?;
+        for _ in 0..400 {
+            exchange.chunk(b"data: x\n\n")?;
+            exchange.pause(ms(25));
+        }
+        exchange.end()
+    });
+    let router = Setup::new().limit("total_timeout_ms = 600").server("a", &engine, &[]).start();
+    let mut client = router.client();
+    let start = now();
+    client.send(&request("POST", CHAT, &[], &chat_stream("m", "steady")));
+    let (fault, body) = client.try_response().expect_err("a stream over the limit");
+    let took = start.elapsed();
+    assert!(matches!(fault, Fault::Eof { .. } | Fault::Reset), "{fault}");
+    assert!(took > ms(500) && took < seconds(2), "after {took:?}");
+    assert!(body.starts_with(b"data: x\n\n"));
+    engine.wait_closed(engine.requests()[0].connection, seconds(1));
+    let start = now();
+    let response = router.post(CHAT, &chat("m", "silent"));
+    let took = start.elapsed();
+    response.assert_rejected(504, "upstream_timeout");
+    assert!(took > ms(500) && took < seconds(2), "after {took:?}");
     router.wait_idle(seconds(1));
 }
 

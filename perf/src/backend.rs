@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn pipelined_requests_are_answered_in_order() {
-        let slow = Recipe { answer: Answer::Json { len: 600, delay_ns: 5 }, ..RECIPE };
+        let slow = Recipe { answer: Answer::Json { len: 600, delay_ns: 5_000 }, ..RECIPE };
         let wire = [
             payload::request("h", "/", &slow, &[]).expect("fits"),
             payload::request("h", "/", &RECIPE, &[]).expect("fits"),
@@ -409,14 +409,16 @@ mod tests {
         .concat();
         let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
         c.feed(&wire, 100, &mut b, &mut actions);
-        let [Action::Timer { due_ns: 105, ticket }] = actions[..] else { panic!("{actions:?}") };
+        let [Action::Timer { due_ns: 5_100, ticket }] = actions[..] else {
+            panic!("a timer and no answer yet")
+        };
         actions.clear();
-        c.timer(ticket, 105, &mut b, &mut actions);
+        c.timer(ticket, 5_100, &mut b, &mut actions);
         let answer =
             |n| payload::response("200 OK", "application/json", &payload::answer_body(n).expect("fits"));
         assert_eq!(sent(&actions), [answer(600), answer(512)].concat());
         actions.clear();
-        c.timer(ticket, 106, &mut b, &mut actions);
+        c.timer(ticket, 5_101, &mut b, &mut actions);
         assert!(actions.is_empty(), "a stale timer does nothing");
     }
 
@@ -439,8 +441,10 @@ mod tests {
 
     #[test]
     fn a_stream_is_sent_event_by_event_on_its_schedule() {
-        let recipe =
-            Recipe { body_len: 300, answer: Answer::Events { count: 3, first_ns: 50, every_ns: 100 } };
+        let recipe = Recipe {
+            body_len: 300,
+            answer: Answer::Events { count: 3, first_ns: 50_000, every_ns: 100_000 },
+        };
         let wire = payload::request("h", "/", &recipe, &[]).expect("fits");
         let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
         c.feed(&wire, 1_000, &mut b, &mut actions);
@@ -454,13 +458,13 @@ mod tests {
             c.timer(ticket, due_ns + 7, &mut b, &mut actions);
             all.extend(sent(&actions));
         }
-        assert_eq!(dues, [1_050, 1_150, 1_250]);
+        assert_eq!(dues, [51_000, 151_000, 251_000]);
         let mut times = Vec::new();
         let progress = AnswerReader::new()
             .feed(&all, &Expect::Events(3), &mut |a| times.push(a.sent_ns.expect("stamped")))
             .expect("a good answer");
         assert_eq!(progress, Progress::Done { keep_alive: true });
-        assert_eq!(times, [1_057, 1_157, 1_257], "the stamp is the send time, not the due time");
+        assert_eq!(times, [51_007, 151_007, 251_007], "the stamp is the send time, not the due time");
     }
 
     #[test]

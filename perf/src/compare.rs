@@ -22,6 +22,7 @@ use crate::load::{Arrivals, Plan, Probe, Report};
 use crate::payload::{self, Answer, Recipe};
 use crate::peers::{self, Kind, Peer, Setup};
 use crate::process::{self, Memory};
+use crate::record;
 use crate::report;
 use crate::rig::RigHandle;
 use crate::scenario::{self, PATH, Scenario};
@@ -60,7 +61,7 @@ pub struct CompareArgs {
     #[arg(long, default_value_t = 400)]
     pub warmup_ms: u64,
     /// Requests per second of the paced scenario. Must be below what every peer can do.
-    #[arg(long, default_value_t = 15_000.0)]
+    #[arg(long, default_value_t = 10_000.0)]
     pub rate: f64,
     /// Idle connections of the conns scenario.
     #[arg(long, default_value_t = 10_000)]
@@ -143,6 +144,12 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
         args.repeats,
         estimate_ns.div_ceil(S)
     );
+    if args.fifo && args.spin {
+        println!(
+            "warning: a generator that polls at real-time priority is stopped by the kernel for a part of each second; \
+             do not use the tails (p99 and above) of this comparison"
+        );
+    }
     let scratch = Scratch::new()?;
     let any = "127.0.0.1:0".parse().map_err(|e| format!("{e}"))?;
     let default = Recipe { body_len: 0, answer: Answer::Json { len: 1024, delay_ns: 0 } };
@@ -151,7 +158,7 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
     // For the proxies, which inherit the limit, and for the generator, which holds the other end of each connection.
     sched::raise_descriptors(bench.setup(Scenario::Conns).descriptors())?;
 
-    let started = report::Environment::read(args, &peers, &|kind, scenario| {
+    let started = record::Environment::read(args, &peers, &|kind, scenario| {
         peers::configuration(kind, &bench.setup(scenario))
     });
     let mut findings = Findings::default();
@@ -186,7 +193,14 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
     let summary = report::summary(&findings, &args.scenarios, &peers);
     println!("\n{summary}");
     if args.record {
-        let place = report::record(args, &started, &findings, &summary)?;
+        let conditions = record::Conditions {
+            out: &args.out,
+            proxy_core: args.proxy_core,
+            load_core: args.load_core,
+            fifo: args.fifo,
+            spin: args.spin,
+        };
+        let place = record::record(&conditions, &started, &findings, &summary)?;
         println!("recorded in {}", place.display());
     }
     let all_clean = findings.runs.iter().all(|run| run_load::clean(&run.report))
@@ -350,7 +364,7 @@ impl Bench<'_> {
         repeat: u32,
         findings: &mut Findings,
     ) -> Result<Run, String> {
-        let load_average = report::load_average();
+        let load_average = record::load_average();
         let shape = scenario.shape(self.args.rate, self.args.warmup_ms * MS);
         let request = self.request(&shape.recipe)?;
         let expect = match shape.recipe.answer {

@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn an_unfinished_chunked_body_is_not_done() {
-        assert_eq!(decode(&[b"3\r\nabc\r\n0\r\n"]).expect("valid so far").1, false);
+        assert!(!decode(&[b"3\r\nabc\r\n0\r\n"]).expect("valid so far").1);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod load;
 mod payload;
 mod peers;
 mod process;
+mod record;
 mod report;
 mod rig;
 mod ring;

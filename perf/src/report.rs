@@ -1,19 +1,14 @@
-//! Figures as text, and the record of a comparison: setup.md, raw.json, summary.md.
+//! Figures as text: the tables of a comparison, and the report of one load.
 //!
 //! *Invariant*: a table says median and, in brackets, lowest to highest over the repeats; faults stand in the table, not in
 //! a footnote.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use serde::Serialize;
-
-use crate::clock::{self, S};
-use crate::compare::{CompareArgs, Findings, MemoryRun, Run};
+use crate::clock::S;
+use crate::compare::{Findings, MemoryRun, Run};
 use crate::load::Report;
-use crate::peers::{self, Kind};
+use crate::peers::Kind;
 use crate::scenario::{self, Scenario};
 use crate::stats::{self, Quantiles, Spread};
 
@@ -418,177 +413,6 @@ pub fn load_text(r: &Report) -> String {
         text.push_str("GAVE UP     because of its faults; the figures are of no use\n");
     }
     text
-}
-
-/// What a comparison ran on and with.
-#[derive(Clone, Debug, Serialize)]
-pub struct Environment {
-    date: String,
-    machine: String,
-    commit: String,
-    command: String,
-    kernel: String,
-    processor: String,
-    cores: usize,
-    hypervisor: String,
-    memory: String,
-    congestion_control: String,
-    rt_runtime_us: String,
-    load_average_before: f64,
-    versions: Vec<(&'static str, String)>,
-    /// Scenario, peer, configuration.
-    configurations: Vec<(&'static str, &'static str, String)>,
-}
-
-impl Environment {
-    pub fn read(
-        args: &CompareArgs,
-        peers: &[Kind],
-        configuration: &dyn Fn(Kind, Scenario) -> String,
-    ) -> Environment {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let cpuinfo = read("/proc/cpuinfo");
-        let line = |text: &str, name: &str| {
-            text.lines()
-                .find(|line| line.starts_with(name))
-                .and_then(|line| line.split_once(':'))
-                .map_or_else(|| "unknown".to_owned(), |(_, value)| value.trim().to_owned())
-        };
-        let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
-        let host = read("/proc/sys/kernel/hostname");
-        let proxies: Vec<Kind> = peers.iter().copied().filter(|&kind| kind != Kind::Direct).collect();
-        let mut configurations: Vec<(&'static str, &'static str, String)> = Vec::new();
-        for &kind in &proxies {
-            for &scenario in &args.scenarios {
-                let text = configuration(kind, scenario);
-                // Each different configuration once, under the first scenario that uses it.
-                if !configurations.iter().any(|(_, name, other)| *name == kind.name() && *other == text) {
-                    configurations.push((scenario.name(), kind.name(), text));
-                }
-            }
-        }
-        Environment {
-            date: clock::date(clock::unix_s()),
-            machine: args.machine.clone().unwrap_or_else(|| format!("{cores}core-{host}")),
-            commit: commit(),
-            command: command_line(std::env::args()),
-            kernel: format!("{} {}", read("/proc/sys/kernel/ostype"), read("/proc/sys/kernel/osrelease")),
-            processor: line(&cpuinfo, "model name"),
-            cores,
-            hypervisor: if line(&cpuinfo, "flags").split(' ').any(|flag| flag == "hypervisor") {
-                "virtual machine".into()
-            } else {
-                "bare metal, or unknown".into()
-            },
-            memory: line(&read("/proc/meminfo"), "MemTotal"),
-            congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
-            rt_runtime_us: read("/proc/sys/kernel/sched_rt_runtime_us"),
-            load_average_before: load_average(),
-            versions: proxies
-                .iter()
-                .map(|&kind| (kind.name(), peers::version(kind, &args.ringway)))
-                .collect(),
-            configurations,
-        }
-    }
-
-    fn text(&self, args: &CompareArgs) -> String {
-        let mut text = format!(
-            "# Setup\n\n- date: {} (UTC)\n- commit: {}\n- command: `{}`\n- machine: {}, {} cores of {}, {}, memory {}\n\
-             - kernel: {}, TCP congestion control {}, loopback only\n\
-             - proxy on core {}, generator and both backends on core {}; real-time priority: {}; generator polls: {}\n",
-            self.date,
-            self.commit,
-            self.command,
-            self.machine,
-            self.cores,
-            self.processor,
-            self.hypervisor,
-            self.memory,
-            self.kernel,
-            self.congestion_control,
-            args.proxy_core,
-            args.load_core,
-            if args.fifo {
-                format!("yes (sched_rt_runtime_us {})", self.rt_runtime_us)
-            } else {
-                "no".to_owned()
-            },
-            if args.spin { "yes" } else { "no" },
-        );
-        let _ = writeln!(text, "- load average before: {:.2}", self.load_average_before);
-        for (name, version) in &self.versions {
-            let _ = writeln!(text, "- {name}: {version}");
-        }
-        text.push_str("\nEach figure and its limits are explained in perf/README.md.\n");
-        for (scenario, name, configuration) in &self.configurations {
-            let _ = write!(text, "\n## {name}, from scenario {scenario} on\n\n```\n{configuration}```\n");
-        }
-        text
-    }
-}
-
-/// The machine's 1-minute load average; 0 when it cannot be read.
-pub fn load_average() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
-}
-
-/// The command, with paths cut down to their last part: where things lie on one machine is of no use elsewhere.
-fn command_line(arguments: impl Iterator<Item = String>) -> String {
-    arguments
-        .map(|argument| match Path::new(&argument).file_name() {
-            Some(name) if argument.starts_with('/') => name.to_string_lossy().into_owned(),
-            _ => argument,
-        })
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
-fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    match (git(&["rev-parse", "HEAD"]), git(&["status", "--porcelain", "--untracked-files=no"])) {
-        (Some(head), Some(changes)) if changes.is_empty() => head,
-        (Some(head), _) => format!("{head}, with changes that are not committed"),
-        (None, _) => "unknown (not run from a git checkout)".into(),
-    }
-}
-
-/// Writes the record; where it is. A second one of the same day and machine gets a number.
-pub fn record(
-    args: &CompareArgs,
-    environment: &Environment,
-    findings: &Findings,
-    summary: &str,
-) -> Result<PathBuf, String> {
-    let name: String = format!("{}-{}", environment.date, environment.machine)
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '-' })
-        .collect();
-    let place = (1..)
-        .map(|n| args.out.join(if n == 1 { name.clone() } else { format!("{name}-{n}") }))
-        .find(|place| !place.exists())
-        .ok_or("no free name for the record")?;
-    let failed = |what: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", what.display());
-    fs::create_dir_all(&place).map_err(|e| failed(&place, &e))?;
-    #[derive(Serialize)]
-    struct Raw<'a> {
-        environment: &'a Environment,
-        findings: &'a Findings,
-    }
-    let raw = serde_json::to_string_pretty(&Raw { environment, findings }).map_err(|e| failed(&place, &e))?;
-    for (file, text) in [
-        ("setup.md", environment.text(args)),
-        ("raw.json", raw + "\n"),
-        ("summary.md", format!("# {}, {}\n\n{summary}", environment.date, environment.machine)),
-    ] {
-        let path = place.join(file);
-        fs::write(&path, text).map_err(|e| failed(&path, &e))?;
-    }
-    Ok(place)
 }
 
 #[cfg(test)]

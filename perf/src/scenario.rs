@@ -100,7 +100,7 @@ mod tests {
     fn every_recipe_can_be_built_and_read() {
         for scenario in Scenario::value_variants() {
             let shape = scenario.shape(1000.0, 100 * MS);
-            crate::payload::request("h:1", PATH, &shape.recipe, &[]).expect(scenario.name());
+            crate::payload::request("h:1", PATH, &shape.recipe, &[]).expect("its body fits");
             assert_eq!(Recipe::parse(&shape.recipe.header()), Ok(shape.recipe));
         }
     }

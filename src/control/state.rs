@@ -274,6 +274,7 @@ impl<P: Port> State<P> {
             (_, Err(failure)) => debug!(server = %server.name, "check failed: {failure}"),
             _ => {}
         }
+        self.changed |= first;
         if let Some(up) = turn {
             self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });

@@ -1,22 +1,21 @@
-//! A read that stays armed across other waiting.
+//! A poll for readability that stays armed across other waiting.
 //!
-//! While the router waits for an engine it must see the client go, and after the answer the client's next request must
-//! find a read waiting. One armed read serves both: it is polled beside whatever else is waited for, and it is never
-//! dropped in favour of something else, because a dropped read may swallow bytes.
+//! While the router waits for an engine it must see the client go, and after the answer it must see the client's next
+//! request. One armed poll serves both. It holds no buffer, and dropping it loses nothing.
 //!
 //! *Cost*: one allocation for as long as a connection is busy; arming again reuses it.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use monoio::io::CancelHandle;
-
-use super::socket::{Outcome, Socket};
+use super::socket::Socket;
 
 trait Rearm {
-    fn arm(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>, cancel: CancelHandle);
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome<usize>>;
+    fn arm(self: Pin<&mut Self>, socket: &Socket);
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    fn disarm(self: Pin<&mut Self>);
 }
 
 /// `M` makes the future, whose type has no name.
@@ -27,17 +26,16 @@ struct Slot<M, F> {
 
 impl<M, F> Rearm for Slot<M, F>
 where
-    M: Fn(&Socket, Vec<u8>, CancelHandle) -> F,
-    F: Future<Output = Outcome<usize>>,
+    M: Fn(&Socket) -> F,
+    F: Future<Output = io::Result<()>>,
 {
-    fn arm(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>, cancel: CancelHandle) {
+    fn arm(self: Pin<&mut Self>, socket: &Socket) {
         // SAFETY: `future` is structurally pinned: it is only ever polled in place or dropped in place by assignment.
         let this = unsafe { self.get_unchecked_mut() };
-        debug_assert!(this.future.is_none(), "one read at a time");
-        this.future = Some((this.make)(socket, buf, cancel));
+        this.future = Some((this.make)(socket));
     }
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome<usize>> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // SAFETY: as above.
         let this = unsafe { self.get_unchecked_mut() };
         let future = this.future.as_mut().expect("polled only while armed");
@@ -48,41 +46,46 @@ where
         }
         result
     }
+
+    fn disarm(self: Pin<&mut Self>) {
+        // SAFETY: as above.
+        unsafe { self.get_unchecked_mut() }.future = None;
+    }
 }
 
 /// See the module's text.
-pub struct ArmedRead {
+pub struct ArmedPoll {
     slot: Pin<Box<dyn Rearm>>,
     armed: bool,
 }
 
-impl Default for ArmedRead {
+impl Default for ArmedPoll {
     fn default() -> Self {
-        let make = |socket: &Socket, buf: Vec<u8>, cancel: CancelHandle| socket.read_cancelable(buf, cancel);
-        ArmedRead { slot: Box::pin(Slot { make, future: None }), armed: false }
+        let make = |socket: &Socket| {
+            let socket = socket.clone();
+            async move { socket.readable().await }
+        };
+        ArmedPoll { slot: Box::pin(Slot { make, future: None }), armed: false }
     }
 }
 
-impl ArmedRead {
-    pub fn is_armed(&self) -> bool {
-        self.armed
-    }
-
-    /// Starts a read that appends to `buf`. It is submitted when first polled.
-    pub fn arm(&mut self, socket: &Socket, buf: Vec<u8>, cancel: CancelHandle) {
-        self.slot.as_mut().arm(socket, buf, cancel);
-        self.armed = true;
-    }
-
-    /// The armed read's result. Pending when none is armed.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome<usize>> {
+impl ArmedPoll {
+    /// Ready once `socket` has something to read, its end included. Arms itself.
+    pub fn poll_readable(&mut self, socket: &Socket, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.armed {
-            return Poll::Pending;
+            self.slot.as_mut().arm(socket);
+            self.armed = true;
         }
         let result = self.slot.as_mut().poll(cx);
         if result.is_ready() {
             self.armed = false;
         }
         result
+    }
+
+    /// Takes the poll back.
+    pub fn disarm(&mut self) {
+        self.slot.as_mut().disarm();
+        self.armed = false;
     }
 }

@@ -1,6 +1,6 @@
 //! The client's side of a connection: bytes read and not yet used, and the watch for the client going away.
 //!
-//! *Invariant*: at most one read is in flight, and what it brings is never lost.
+//! *Invariant*: no buffer waits for the client: a poll does, and what has arrived is read without waiting.
 //! *Bound*: bytes of later requests that arrive early are kept up to [`EARLY_BYTES_MAX`]; beyond it nothing is read until
 //! the present request is done (the kernel's window then holds the client), and a look at the socket every [`LOOK`]
 //! replaces the watch.
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use monoio::time::{Sleep, sleep};
 
-use super::armed::ArmedRead;
-use super::buffers::SMALL_BYTES;
+use super::armed::ArmedPoll;
+use super::buffers::MEDIUM_BYTES;
 use super::deadline::{Action, Timer};
 use super::socket::Socket;
 use super::state::Shard;
@@ -47,7 +47,7 @@ pub struct Client {
     /// Bytes received; the first `used` are done with.
     inbox: Vec<u8>,
     used: usize,
-    armed: ArmedRead,
+    armed: ArmedPoll,
     /// The client has shut its sending side down (or failed).
     end: Option<End>,
     /// Runs while the watch cannot read because too much has come early.
@@ -62,7 +62,7 @@ impl Client {
             timer,
             inbox: Vec::new(),
             used: 0,
-            armed: ArmedRead::default(),
+            armed: ArmedPoll::default(),
             end: None,
             look: None,
         }
@@ -102,101 +102,94 @@ impl Client {
         self.shard.buffers.give(late);
     }
 
-    /// Keeps a read armed, so that the client's next bytes, or its going, are seen.
-    pub fn arm(&mut self) {
-        if !self.armed.is_armed() && self.end.is_none() && self.unread().len() < EARLY_BYTES_MAX {
-            let buf = self.shard.buffers.take(SMALL_BYTES);
-            self.armed.arm(&self.socket, buf, self.timer.cancel_handle());
+    /// Takes what has arrived, at most `limit` bytes. False: nothing was there.
+    fn take(&mut self, limit: usize) -> bool {
+        if self.end.is_some() {
+            return false;
         }
+        if self.inbox.capacity() == 0 {
+            self.inbox = self.shard.buffers.take(MEDIUM_BYTES);
+        } else if self.inbox.len() == self.inbox.capacity() {
+            self.inbox.reserve(MEDIUM_BYTES.min(limit));
+        }
+        match self.socket.try_read(&mut self.inbox, limit) {
+            Ok(None) => return false,
+            Ok(Some(n)) if n > 0 => return true,
+            Ok(_) if self.timer.fired() => self.end = Some(End::Deadline),
+            Ok(_) => self.end = Some(End::Closed),
+            Err(_) if self.timer.fired() => self.end = Some(End::Deadline),
+            Err(_) => self.end = Some(End::Failed),
+        }
+        false
     }
 
-    fn absorb(&mut self, result: std::io::Result<usize>, buf: Vec<u8>) {
-        match result {
-            Ok(0) => self.end = Some(if self.timer.fired() { End::Deadline } else { End::Closed }),
-            Ok(_) if self.inbox.is_empty() => {
-                self.used = 0;
-                let empty = std::mem::replace(&mut self.inbox, buf);
-                self.shard.buffers.give(empty);
-                return;
-            }
-            Ok(_) => self.inbox.extend_from_slice(&buf),
-            // The sweep asked for the buffer; the connection lives.
-            Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => self.end = Some(if self.timer.fired() { End::Deadline } else { End::Failed }),
-        }
-        self.shard.buffers.give(buf);
+    /// Waits for the socket to have something to read. False: the deadline passed first, with [`Action::Wake`].
+    async fn readable(&mut self) -> bool {
+        std::future::poll_fn(|cx| match self.armed.poll_readable(&self.socket, cx) {
+            Poll::Ready(_) => Poll::Ready(true),
+            Poll::Pending => self.timer.poll_woken(cx).map(|()| false),
+        })
+        .await
     }
 
-    /// Waits until the armed read has brought something. `Ok(false)`: it was cancelled for being idle too long.
+    /// Waits until something has come. `Ok(false)`: the deadline passed first, with [`Action::Wake`].
     pub async fn more(&mut self) -> Result<bool, End> {
-        if let Some(end) = self.end {
-            return Err(end);
-        }
-        if !self.armed.is_armed() {
-            let buf = self.shard.buffers.take(SMALL_BYTES);
-            self.armed.arm(&self.socket, buf, self.timer.cancel_handle());
-        }
-        let before = self.unread().len();
-        let (result, buf) = std::future::poll_fn(|cx| self.armed.poll(cx)).await;
-        self.absorb(result, buf);
-        match self.end {
-            Some(end) => Err(end),
-            None => Ok(self.unread().len() > before),
-        }
+        self.more_of(usize::MAX).await
     }
 
-    /// Reads until `want` unread bytes are there, straight into the inbox: nothing beyond them is taken.
-    pub async fn fill(&mut self, want: usize, idle_ms: u64) -> Result<(), End> {
-        while self.unread().len() < want {
-            self.arm_deadline(idle_ms, Action::ShutRead);
-            if self.armed.is_armed() {
-                self.more().await?;
-                continue;
-            }
+    async fn more_of(&mut self, limit: usize) -> Result<bool, End> {
+        loop {
             if let Some(end) = self.end {
                 return Err(end);
             }
+            if !self.readable().await {
+                return Ok(false);
+            }
+            if self.take(limit) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Reads until `want` unread bytes are there; nothing beyond them is taken. Each wait may last `idle_ms`.
+    pub async fn fill(&mut self, want: usize, idle_ms: u64) -> Result<(), End> {
+        while self.unread().len() < want {
             let missing = want - self.unread().len();
-            let (mut inbox, used) = self.lend();
-            inbox.reserve_exact(missing);
-            let (result, inbox) = self.socket.read_at_most(inbox, missing).await;
-            self.inbox = inbox;
-            self.used = used;
-            self.check(result)?;
+            if self.inbox.capacity() - self.inbox.len() < missing {
+                self.inbox.reserve_exact(missing);
+            }
+            // What has arrived meanwhile needs no waiting.
+            if !self.take(missing) {
+                self.arm_deadline(idle_ms, Action::ShutRead);
+                self.more_of(missing).await?;
+            }
         }
         Ok(())
     }
 
-    /// Reads into `buf` behind its content, at most `limit` bytes; no read may be armed.
-    pub async fn read_body(&mut self, buf: Vec<u8>, limit: usize) -> (Result<usize, End>, Vec<u8>) {
-        debug_assert!(!self.armed.is_armed() && self.unread().is_empty());
-        if let Some(end) = self.end {
-            return (Err(end), buf);
+    /// Waits for bytes of the body and appends them to `buf`, at most `limit`; the inbox must be empty.
+    pub async fn read_body(&mut self, buf: &mut Vec<u8>, limit: usize) -> Result<usize, End> {
+        debug_assert!(self.unread().is_empty());
+        loop {
+            if let Some(end) = self.end {
+                return Err(end);
+            }
+            match self.socket.try_read(buf, limit) {
+                Ok(Some(n)) if n > 0 => return Ok(n),
+                Ok(None) => {
+                    self.readable().await;
+                }
+                _ if self.timer.fired() => self.end = Some(End::Deadline),
+                Ok(_) => self.end = Some(End::Closed),
+                Err(_) => self.end = Some(End::Failed),
+            }
         }
-        let (result, buf) = self.socket.read_at_most(buf, limit).await;
-        (self.check(result), buf)
     }
 
-    fn check(&mut self, result: std::io::Result<usize>) -> Result<usize, End> {
-        let end = match result {
-            Ok(n) if n > 0 => return Ok(n),
-            _ if self.timer.fired() => End::Deadline,
-            Ok(_) => End::Closed,
-            Err(_) => End::Failed,
-        };
-        self.end = Some(end);
-        Err(end)
-    }
-
-    /// Puts the connection to rest: only the timer goes on. Nothing may be unread or armed.
+    /// Puts the connection to rest: only the timer goes on. Nothing may be unread.
     pub fn rest(self) -> Timer {
-        debug_assert!(self.unread().is_empty() && !self.armed.is_armed());
+        debug_assert!(self.unread().is_empty());
         self.timer
-    }
-
-    pub fn is_armed(&self) -> bool {
-        self.armed.is_armed()
     }
 
     /// At `ms` from now (0: never), do `action` to the client's socket.
@@ -218,20 +211,23 @@ impl Client {
                 Some(_) => return Poll::Ready(Gone),
                 None => {}
             }
-            self.arm();
-            match self.armed.poll(cx) {
-                Poll::Pending if self.armed.is_armed() => return Poll::Pending,
-                Poll::Pending => match self.poll_look(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(()) => {}
-                },
-                Poll::Ready((result, buf)) => self.absorb(result, buf),
+            let woken = match self.unread().len() < EARLY_BYTES_MAX {
+                true => self.armed.poll_readable(&self.socket, cx).map(|_| ()),
+                false => self.poll_look(cx),
+            };
+            match woken {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(()) if self.unread().len() < EARLY_BYTES_MAX => {
+                    self.take(EARLY_BYTES_MAX);
+                }
+                Poll::Ready(()) => {}
             }
         }
     }
 
     /// Instead of reading: every now and then asks the kernel whether the client has shut its side down.
     fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.armed.disarm();
         let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
         if look.as_mut().poll(cx).is_pending() {
             return Poll::Pending;

@@ -1,7 +1,7 @@
 //! Deadlines of connections, swept once per tick.
 //!
-//! An expired deadline acts on the socket (shutdown, or cancelling an armed read) and never drops an operation: the task
-//! that waits on the socket wakes up by itself and asks the [`Timer`] why.
+//! An expired deadline shuts the socket down and never drops an operation: the task that waits on the socket wakes up by
+//! itself and asks the [`Timer`] why. Only a wait between requests, which holds nothing, is simply woken.
 //!
 //! *Invariant*: a slot belongs to one live [`Timer`]; its descriptor is open while a deadline is set.
 //! *Bound and cost*: setting one is a few stores. A sweep compares one `u64` per connection: 100,000 connections are
@@ -10,8 +10,7 @@
 use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::rc::Rc;
-
-use monoio::io::{CancelHandle, Canceller};
+use std::task::{Context, Poll, Waker};
 
 use super::socket::shutdown;
 use crate::clock::Nanos;
@@ -23,8 +22,8 @@ pub enum Action {
     ShutRead,
     /// The connection ends.
     ShutBoth,
-    /// The armed read is cancelled, so that its buffer comes back.
-    Cancel,
+    /// The task is woken ([`Timer::poll_woken`]).
+    Wake,
 }
 
 struct Slot {
@@ -35,7 +34,7 @@ struct Slot {
     idle: bool,
     /// No deadline is later than this: the total time of a request.
     cap: Nanos,
-    canceller: Option<Canceller>,
+    waker: Option<Waker>,
 }
 
 #[derive(Default)]
@@ -56,14 +55,8 @@ impl Deadlines {
     /// A timer for one connection.
     pub fn timer(self: &Rc<Self>) -> Timer {
         let mut all = self.slots.borrow_mut();
-        let slot = Slot {
-            fd: -1,
-            action: Action::Cancel,
-            fired: false,
-            idle: false,
-            cap: Nanos::NEVER,
-            canceller: None,
-        };
+        let slot =
+            Slot { fd: -1, action: Action::Wake, fired: false, idle: false, cap: Nanos::NEVER, waker: None };
         let index = match all.free.pop() {
             Some(index) => {
                 all.slots[index as usize] = slot;
@@ -115,9 +108,9 @@ impl Slot {
         match self.action {
             Action::ShutRead => shutdown(self.fd, libc::SHUT_RD),
             Action::ShutBoth => shutdown(self.fd, libc::SHUT_RDWR),
-            Action::Cancel => {
-                if let Some(canceller) = self.canceller.take() {
-                    self.canceller = Some(canceller.cancel());
+            Action::Wake => {
+                if let Some(waker) = self.waker.take() {
+                    waker.wake();
                 }
             }
         }
@@ -164,10 +157,19 @@ impl Timer {
         self.deadlines.slots.borrow().slots[self.index as usize].fired
     }
 
-    /// A handle for a read that [`Action::Cancel`] may end.
-    pub fn cancel_handle(&self) -> CancelHandle {
-        let mut all = self.deadlines.slots.borrow_mut();
-        all.slots[self.index as usize].canceller.get_or_insert_with(Canceller::new).handle()
+    /// Ready once a deadline with [`Action::Wake`] has passed.
+    pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let slot = &mut self.deadlines.slots.borrow_mut().slots[self.index as usize];
+        match slot.action {
+            Action::Wake if slot.fired => Poll::Ready(()),
+            Action::Wake => {
+                if slot.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                    slot.waker = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+            Action::ShutRead | Action::ShutBoth => Poll::Pending,
+        }
     }
 }
 
@@ -176,7 +178,7 @@ impl Drop for Timer {
         let mut all = self.deadlines.slots.borrow_mut();
         let index = self.index as usize;
         all.at[index] = Nanos::NEVER;
-        all.slots[index].canceller = None;
+        all.slots[index].waker = None;
         all.slots[index].idle = false;
         all.free.push(self.index);
     }

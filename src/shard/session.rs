@@ -166,7 +166,7 @@ async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
             if shard.phase.get() >= Phase::Draining {
                 return Head::Over;
             }
-            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Cancel);
+            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Wake);
         }
         match client.more().await {
             Ok(true) => {}

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use monoio::buf::{IoBuf, IoBufMut};
-use monoio::io::{AsyncReadRent, AsyncWriteRent, CancelHandle, CancelableAsyncReadRent};
+use monoio::io::{AsyncReadRent, AsyncWriteRent};
 use monoio::net::{TcpStream, UnixStream};
 
 /// What became of an operation, and its buffer back.
@@ -81,32 +81,44 @@ impl Socket {
         }
     }
 
-    /// As [`Socket::read_more`], at most `limit` bytes.
-    pub fn read_at_most(&self, buf: Vec<u8>, limit: usize) -> impl Future<Output = Outcome<usize>> + use<> {
-        let socket = self.clone();
-        async move {
-            let len = buf.len();
-            let end = buf.capacity().min(len.saturating_add(limit));
-            let (result, slice) = socket.stream().read(buf.slice_mut(len..end)).await;
-            (result, slice.into_inner())
+    /// Reads what is there behind `buf`'s content, at most `limit` bytes and never beyond its capacity, without waiting.
+    /// `Ok(None)`: nothing is there; `Ok(Some(0))`: the end of the stream.
+    pub fn try_read(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<Option<usize>> {
+        let room = buf.spare_capacity_mut();
+        let len = room.len().min(limit);
+        debug_assert!(len > 0, "a read needs room");
+        // SAFETY: `room` is writable memory of at least `len` bytes.
+        let n = unsafe { libc::recv(self.fd, room.as_mut_ptr().cast(), len, libc::MSG_DONTWAIT) };
+        match n {
+            0.. => {
+                // SAFETY: the kernel has written `n` bytes behind the content, within the capacity.
+                unsafe { buf.set_len(buf.len() + n as usize) };
+                Ok(Some(n as usize))
+            }
+            _ => match io::Error::last_os_error() {
+                e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+                e => Err(e),
+            },
         }
     }
 
-    /// As [`Socket::read_more`]; `cancel` ends it early with `ECANCELED` if nothing has come.
-    pub fn read_cancelable(
-        &self,
-        buf: Vec<u8>,
-        cancel: CancelHandle,
-    ) -> impl Future<Output = Outcome<usize>> + use<> {
-        let socket = self.clone();
-        async move {
-            let (len, capacity) = (buf.len(), buf.capacity());
-            let (result, slice) = socket.stream().cancelable_read(buf.slice_mut(len..capacity), cancel).await;
-            (result, slice.into_inner())
+    /// Writes what the kernel takes without waiting; 0 when it takes nothing just now.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: `bytes` is readable memory of the length given.
+        let n = unsafe {
+            libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        match n {
+            0.. => Ok(n as usize),
+            _ => match io::Error::last_os_error() {
+                e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+                e => Err(e),
+            },
         }
     }
 
-    /// Writes `buf[range]` whole.
+    /// Writes `buf[range]` whole. Straight away, as far as the kernel takes it; only what is left waits on the ring: most
+    /// writes are done within the first poll and cost no turn of the loop.
     pub fn write(
         &self,
         buf: Vec<u8>,
@@ -115,19 +127,22 @@ impl Socket {
         let socket = self.clone();
         async move {
             let (mut buf, mut at) = (buf, range.start);
+            let failed = |at, error| Err(WriteError { written: at - range.start, error });
+            if at < range.end {
+                match socket.try_write(&buf[at..range.end]) {
+                    Ok(n) => at += n,
+                    Err(error) => return (failed(at, error), buf),
+                }
+            }
             while at < range.end {
                 let (result, slice) = socket.stream().write(buf.slice(at..range.end)).await;
                 buf = slice.into_inner();
-                let error = match result {
-                    Ok(0) => io::ErrorKind::WriteZero.into(),
-                    Ok(n) => {
-                        at += n;
-                        continue;
-                    }
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(e) => e,
-                };
-                return (Err(WriteError { written: at - range.start, error }), buf);
+                match result {
+                    Ok(0) => return (failed(at, io::ErrorKind::WriteZero.into()), buf),
+                    Ok(n) => at += n,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return (failed(at, e), buf),
+                }
             }
             (Ok(()), buf)
         }

@@ -101,16 +101,14 @@ async fn next_piece(client: &mut Client, intake: &mut Intake, out: &mut Vec<u8>)
         client.arm_deadline(idle_ms, Action::ShutRead);
         match intake.reader.remaining() {
             // Straight into the outgoing buffer, and never beyond the body's end.
-            Some(remaining) if !client.is_armed() => {
+            Some(remaining) => {
                 let limit = remaining.min(LARGE_BYTES as u64) as usize;
-                let (result, buf) = client.read_body(std::mem::take(out), limit).await;
-                *out = buf;
-                result.map_err(stopped)?;
+                client.read_body(out, limit).await.map_err(stopped)?;
                 let taken = intake.reader.advance(out).expect("a length cannot be malformed").consumed;
                 intake.content += taken as u64;
                 return Ok(());
             }
-            _ => {
+            None => {
                 client.more().await.map_err(stopped)?;
             }
         }

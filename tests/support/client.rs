@@ -243,16 +243,11 @@ impl Client {
         let deadline = self.deadline();
         let mut bytes = Vec::new();
         loop {
-            match self.wire.fill(deadline) {
-                Ok(_) => {
-                    let count = self.wire.buffered().len();
-                    bytes.extend(self.wire.take(count));
-                }
-                Err(fault) => {
-                    let count = self.wire.buffered().len();
-                    bytes.extend(self.wire.take(count));
-                    return (bytes, fault);
-                }
+            let filled = self.wire.fill(deadline);
+            let count = self.wire.buffered().len();
+            bytes.extend(self.wire.take(count));
+            if let Err(fault) = filled {
+                return (bytes, fault);
             }
         }
     }

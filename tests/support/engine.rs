@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::time::{eventually, now, pause, seconds};
+use super::exchange::Exchange;
+use super::time::{eventually, now, seconds};
 use super::wire::{Fault, Framing, Head, Socket, Wire, peer_gone, poll_readable};
 
 /// How the router ended a connection.

@@ -399,6 +399,13 @@ impl Router {
             }
             Ok(())
         });
+        self.settle();
+    }
+
+    /// The state page is the control thread's view; shards hear of a change some milliseconds later (their tick is 5 ms,
+    /// 20 ms without connections), and nothing outside tells when each of them has.
+    fn settle(&self) {
+        super::time::pause(ms(50));
     }
 
     /// Waits until a server's state is not "up".
@@ -408,6 +415,7 @@ impl Router {
             let server = self.server_state(name);
             if server["state"] == UP { Err(format!("{server:#}")) } else { Ok(()) }
         });
+        self.settle();
     }
 
     /// Waits until the sum of a metric over `labels` is `value`.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
     /// What a fault calls it, such as `--spin-us (or RINGWAY_SPIN_US)`.
-    pub flag: &'static str,
+    pub flag: String,
     pub place: Place,
     pub value: toml::Value,
 }
@@ -30,7 +30,7 @@ pub enum Place {
 
 /// Which paths came from which flag.
 #[derive(Debug, Default)]
-pub(super) struct Flags(HashMap<String, &'static str>);
+pub(super) struct Flags(HashMap<String, String>);
 
 impl Flags {
     /// The flag that set `path` or a table around it.
@@ -39,7 +39,7 @@ impl Flags {
             return None;
         }
         let ends = path.match_indices(['.', '[']).map(|(at, _)| at).chain([path.len()]);
-        ends.filter_map(|end| self.0.get(&path[..end])).next_back().map(|flag| (*flag).to_owned())
+        ends.filter_map(|end| self.0.get(&path[..end])).next_back().cloned()
     }
 }
 
@@ -56,20 +56,20 @@ pub(super) fn lay(table: &mut toml::Table, overrides: &[Override]) -> Flags {
 }
 
 impl Override {
-    fn lay(&self, table: &mut toml::Table, flags: &mut HashMap<String, &'static str>) {
+    fn lay(&self, table: &mut toml::Table, flags: &mut HashMap<String, String>) {
         match self.place {
             Place::Key(section, key) => {
                 let section_table = table.entry(section).or_insert_with(|| toml::Table::new().into());
                 if let Some(keys) = section_table.as_table_mut() {
                     keys.insert(key.to_owned(), self.value.clone());
-                    flags.insert(format!("{section}.{key}"), self.flag);
+                    flags.insert(format!("{section}.{key}"), self.flag.clone());
                 }
             }
             Place::Listeners => {
                 let addresses = self.value.as_array().map_or(&[][..], Vec::as_slice);
                 let listeners = addresses.iter().map(|address| one_key("address", address.clone())).collect();
                 table.insert("listener".to_owned(), toml::Value::Array(listeners));
-                flags.insert("listener".to_owned(), self.flag);
+                flags.insert("listener".to_owned(), self.flag.clone());
             }
             Place::Backends => {
                 let backends = self.value.as_array().map_or(&[][..], Vec::as_slice);
@@ -79,7 +79,7 @@ impl Override {
                 pool.insert("server".to_owned(), toml::Value::Array(servers));
                 table.insert("pool".to_owned(), toml::Value::Array(vec![pool.into()]));
                 table.remove("server");
-                flags.insert("pool[0]".to_owned(), self.flag);
+                flags.insert("pool[0]".to_owned(), self.flag.clone());
             }
             Place::EveryPool(key) => {
                 let pools = table.entry("pool").or_insert_with(|| toml::Value::Array(Vec::new()));
@@ -87,7 +87,7 @@ impl Override {
                 for (i, pool) in pools.iter_mut().enumerate() {
                     if let Some(keys) = pool.as_table_mut() {
                         keys.insert(key.to_owned(), self.value.clone());
-                        flags.insert(format!("pool[{i}].{key}"), self.flag);
+                        flags.insert(format!("pool[{i}].{key}"), self.flag.clone());
                     }
                 }
             }
@@ -109,13 +109,13 @@ impl Override {
         table: &mut toml::Table,
         path: &str,
         key: &str,
-        flags: &mut HashMap<String, &'static str>,
+        flags: &mut HashMap<String, String>,
     ) {
         let Some(servers) = table.get_mut("server").and_then(toml::Value::as_array_mut) else { return };
         for (i, server) in servers.iter_mut().enumerate() {
             if let Some(keys) = server.as_table_mut() {
                 keys.insert(key.to_owned(), self.value.clone());
-                flags.insert(format!("{path}server[{i}].{key}"), self.flag);
+                flags.insert(format!("{path}server[{i}].{key}"), self.flag.clone());
             }
         }
     }

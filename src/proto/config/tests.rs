@@ -526,7 +526,7 @@ fn numbers_keep_to_their_ranges() {
 
 #[test]
 fn flags_are_laid_over_the_file_and_named_in_faults() {
-    let set = |flag, place, value: toml::Value| Override { flag, place, value };
+    let set = |flag: &str, place, value: toml::Value| Override { flag: flag.to_owned(), place, value };
     let file = r#"
 [runtime]
 spin_us = 5

@@ -58,6 +58,8 @@ pub struct Plan {
     pub stagger_ns: u64,
     /// Send this many requests, with no warm-up, and end when all are answered (or window and grace are over).
     pub requests_max: Option<u64>,
+    /// Most requests under way at once; beyond it, requests that are due wait (and their latency counts on).
+    pub in_flight_max: Option<u32>,
     /// Leave the connections open afterwards, until released.
     pub hold: bool,
     /// Poll instead of sleeping.
@@ -345,6 +347,7 @@ mod tests {
             grace_ns: 0,
             stagger_ns: 0,
             requests_max: None,
+            in_flight_max: None,
             hold: false,
             spin: false,
             probe: None,

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::backend::Counts;
-use crate::process::{Memory, Usage};
+use crate::process::Usage;
 
 fn report(cpu_ns: u64) -> Report {
     Report {

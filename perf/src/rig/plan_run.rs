@@ -286,7 +286,7 @@ impl Rig {
     pub(super) fn issue(&mut self, now_ns: u64) -> bool {
         let mut sent = false;
         while let Some(Load { schedule: Some(schedule), tally, plan, in_flight, .. }) = &mut self.load {
-            if tally.faults_total() >= FAULTS_MAX {
+            if tally.faults_total() >= FAULTS_MAX || plan.in_flight_max.is_some_and(|max| *in_flight >= max) {
                 break;
             }
             let now_ns = if sent { clock::now_ns() } else { now_ns.max(clock::now_ns()) };

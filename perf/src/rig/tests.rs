@@ -35,6 +35,7 @@ fn plan(target: SocketAddrV4, recipe: Recipe) -> Plan {
         grace_ns: 2 * S,
         stagger_ns: 0,
         requests_max: None,
+        in_flight_max: None,
         hold: false,
         spin: false,
         probe: None,
@@ -83,7 +84,7 @@ fn an_open_loop_sends_exactly_what_is_due() {
     assert_eq!(report.faults.len(), 0, "{:?}", report.examples);
     assert_eq!(report.completed_in_all, 100, "400 per second for 50 + 200 ms");
     let latency = report.latency.expect("timed");
-    assert!(latency.p50_ns >= 3 * MS && (70..=80).contains(&latency.count), "{latency:?}");
+    assert!(latency.p50_ns >= 3 * MS && (40..=80).contains(&latency.count), "{latency:?}");
     assert!(report.lateness.is_some() && report.backend_lateness.is_some());
 }
 
@@ -169,15 +170,17 @@ fn held_connections_have_one_request_each_and_stay_until_released() {
     let rig = rig();
     let held = Plan {
         connections: 50,
-        arrivals: Arrivals::Rate(1_000.0),
         requests_max: Some(50),
+        in_flight_max: Some(2),
         hold: true,
         window_ns: 5 * S,
-        ..plan(rig.backends[0], JSON)
+        ..plan(rig.backends[0], Recipe { answer: Answer::Json { len: 400, delay_ns: 10 * MS }, ..JSON })
     };
     let report = rig.run(held).expect("runs");
     assert_eq!((report.completed_in_all, report.faults.len()), (50, 0), "{:?}", report.examples);
     assert!(report.window_ns < 4 * S, "it ends when all are answered");
+    assert!(report.window_ns >= 250 * MS, "50 answers of 10 ms, two at a time");
+    assert_eq!(report.backend.connections, 50);
     let other = rig.run(plan(rig.backends[0], JSON)).expect("runs");
     assert_eq!((other.faults.len(), other.idle_closed), (0, 0), "the held ones are not in its way");
     assert_eq!(rig.release(), Ok(50));

@@ -21,17 +21,11 @@ fn main() -> ExitCode {
             }
         },
         Command::Check(args) => cli::check(args),
-        Command::Demo(_) => not_wired("demo"),
+        Command::Demo(args) => ringway::demo::run(args),
         Command::Engine(args) => ringway::engine::run(args),
         Command::Stargate(_) | Command::Status(_) | Command::Drain(_) | Command::Doctor(_) => {
             cli::not_in_this_version(&command)
         }
     };
     ExitCode::from(code)
-}
-
-/// The command's own room is not joined to the binary yet.
-fn not_wired(command: &str) -> u8 {
-    eprintln!("ringway: {command}: cannot start: not built into this binary");
-    exit::NOT_STARTED
 }

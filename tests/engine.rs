@@ -139,6 +139,25 @@ fn a_waiting_client_that_goes_leaves_the_queue() {
     assert_eq!((stats.rejected, stats.aborted, stats.running_peak), (1, 1, 1));
 }
 
+/// A router that gives up on one connection and at once asks again on another never has two requests in flight, and must
+/// not be told that it had, however late the engine notices the close.
+#[test]
+fn a_closed_request_does_not_count_towards_the_peak() {
+    let engine = engine(EngineOptions {
+        rates: Rates { prefill_tps: 0.0, decode_tps: 10.0, slots: 8, queue_max: 8 },
+        ..EngineOptions::default()
+    });
+    let body = chat("hello", json!({"stream": true})).to_string();
+    for _ in 0..100 {
+        let mut client = client(&engine);
+        client.send("POST", CHAT, "", body.as_bytes()).expect("sent");
+        client.head(Method::Post).expect("a head");
+    }
+    eventually("all are gone", || engine.stats().in_flight == 0);
+    let stats = engine.stats();
+    assert_eq!((stats.requests, stats.aborted, stats.in_flight_peak), (100, 100, 1));
+}
+
 #[test]
 fn tokens_come_one_by_one_at_the_decode_rate() {
     let options = EngineOptions {

@@ -510,6 +510,40 @@ fn a_stream_that_falls_silent_is_cut() {
     router.wait_idle(seconds(1));
 }
 
+/// `total_timeout_ms` bounds a request as a whole, however steadily it streams: the stream ends visibly cut, and what has
+/// no answer yet is 504.
+#[test]
+fn the_total_limit_cuts_what_takes_too_long() {
+    let engine = Engine::start(|exchange| {
+        if exchange.body_has("silent")? {
+            exchange.wait_close(seconds(20));
+            return Ok(Next::Close);
+        }
+        exchange.stream_head()?;
+        for _ in 0..400 {
+            exchange.chunk(b"data: x\n\n")?;
+            exchange.pause(ms(25));
+        }
+        exchange.end()
+    });
+    let router = Setup::new().limit("total_timeout_ms = 600").server("a", &engine, &[]).start();
+    let mut client = router.client();
+    let start = now();
+    client.send(&request("POST", CHAT, &[], &chat_stream("m", "steady")));
+    let (fault, body) = client.try_response().expect_err("a stream over the limit");
+    let took = start.elapsed();
+    assert!(matches!(fault, Fault::Eof { .. } | Fault::Reset), "{fault}");
+    assert!(took > ms(500) && took < seconds(2), "after {took:?}");
+    assert!(body.starts_with(b"data: x\n\n"));
+    engine.wait_closed(engine.requests()[0].connection, seconds(1));
+    let start = now();
+    let response = router.post(CHAT, &chat("m", "silent"));
+    let took = start.elapsed();
+    response.assert_rejected(504, "upstream_timeout");
+    assert!(took > ms(500) && took < seconds(2), "after {took:?}");
+    router.wait_idle(seconds(1));
+}
+
 /// Many streams side by side on one shard: nothing is lost, mixed up or held back.
 #[test]
 fn streams_side_by_side_stay_apart() {

@@ -538,3 +538,40 @@ fn the_state_page_shows_pools_and_servers() {
     }
     assert_eq!(router.admin_get("/admin/v1/nothing").status, 404);
 }
+
+/// The latency metrics: time to the first token of streams, time in the queue, the router's own time.
+#[test]
+fn latency_metrics_are_kept() {
+    let engine = Engine::start(|exchange| {
+        if exchange.body_has("stream")? {
+            exchange.stream_head()?;
+            exchange.pause(ms(120));
+            exchange.chunk(b"data: 1\n\n")?;
+            return exchange.end();
+        }
+        exchange.reply_ok()
+    });
+    let router = Setup::new().server("a", &engine, &[]).start();
+    let mut client = router.client();
+    for _ in 0..3 {
+        assert_eq!(client.post(CHAT, &chat_stream("m", "x")).status, 200);
+    }
+    for _ in 0..5 {
+        assert_eq!(client.post(CHAT, &chat("m", "x")).status, 200);
+    }
+    let metrics = router.metrics();
+    let value = |name: &str| metrics.sum(name, &[]);
+    assert_eq!(value("ringway_time_to_first_token_seconds_count"), 3.0, "streams only");
+    let sum = value("ringway_time_to_first_token_seconds_sum");
+    assert!((0.36..0.9).contains(&sum), "three streams of 0.12 s each: {sum}");
+    assert_eq!(value("ringway_overhead_seconds_count"), 8.0);
+    let sum = value("ringway_overhead_seconds_sum");
+    assert!(sum > 0.0 && sum < 0.2, "the engine's time is not the router's: {sum}");
+    for name in
+        ["ringway_time_to_first_token_seconds", "ringway_overhead_seconds", "ringway_queue_wait_seconds"]
+    {
+        let bucket = format!("{name}_bucket");
+        let all = metrics.sum(&bucket, &[("le", "+Inf")]);
+        assert_eq!(all, value(&format!("{name}_count")), "{name}");
+    }
+}

@@ -65,19 +65,18 @@ pub fn judge() {
         "{:>6} {:>5} {:>5}  {:>8} {:>6} {:>9} {:>6}",
         "slots", "load", "rules", "messages", "wakes", "wasted µs", "used"
     );
-    for (servers, ceiling) in [(4, 32), (4, 8), (2, 4), (1, 1)] {
+    for (servers, ceiling) in [(4, 256), (4, 32), (4, 8), (2, 4), (1, 1)] {
         for load in [0.3, 0.7, 0.95, 1.3] {
-            for (batch_divisor, ease_divisor) in
-                [(0, 4), (1, 4), (2, 4), (4, 4), (2, 1), (2, 2), (2, 8), (2, u32::MAX), (0, u32::MAX)]
+            // Batches, and then how soon a recall ends: at one spare permit, at shares of the ceiling, by number of shards.
+            for (batch_divisor, ease_divisor, ease_per_shard) in
+                [(0, 2, 2), (1, 2, 2), (4, 2, 2), (4, u32::MAX, 0), (4, 4, 0), (4, 2, 0), (4, 1, 0)]
             {
-                let rules = LeaseRules { batch_divisor, ease_divisor };
+                let rules = LeaseRules { batch_divisor, ease_divisor, ease_per_shard };
                 let mut world = steady(5, 8, servers, ceiling, load, rules);
                 world.run_to_end();
-                let requests = world.served() as f64;
+                let requests = f64::from(world.served());
                 println!(
-                    "{:>3}×{:<2} {load:>5} {batch_divisor:>2}/{:<3} {:>8.2} {:>6.2} {:>9.1} {:>6.3}",
-                    servers,
-                    ceiling,
+                    "{servers:>3}×{ceiling:<3} {load:>5} {batch_divisor:>2}/{:<3}/{ease_per_shard} {:>8.2} {:>6.2} {:>9.1} {:>6.3}",
                     if ease_divisor == u32::MAX { "one".to_string() } else { ease_divisor.to_string() },
                     world.permit_messages as f64 / requests,
                     world.wakes as f64 / requests,

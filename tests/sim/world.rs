@@ -296,8 +296,9 @@ impl World {
             failure_chance: rng.of(&[0.0, 0.02, 0.2]),
             lazy_events: rng.chance(0.5),
             lease_rules: LeaseRules {
-                batch_divisor: rng.of(&[0, 1, 2, 2]),
-                ease_divisor: rng.of(&[1, 4, 4, 1000]),
+                batch_divisor: rng.of(&[0, 1, 4]),
+                ease_divisor: rng.of(&[1, 2, 2, 1000]),
+                ease_per_shard: rng.of(&[0, 2]),
             },
         };
         World::new(seed, shards, options, catalog)
@@ -337,7 +338,11 @@ impl World {
     }
 
     pub fn run_to_end(&mut self) {
-        while self.step_once() {}
+        // Events that were left in a dispatcher may have more steps follow.
+        while !self.steps.is_empty() {
+            while self.step_once() {}
+            self.quiet();
+        }
         // Long enough for benches to end and idle leases to go home.
         self.now = self.now.plus_ms(1000);
         for _ in 0..4 {
@@ -897,7 +902,12 @@ impl World {
         if self.regime != Regime::Settled {
             return;
         }
-        let (ledger, _) = self.shards[0].books().expect("shard 0 is home");
+        let (ledger, queue) = self.shards[0].books().expect("shard 0 is home");
+        let pool = self.catalog.group(group).pool;
+        let settings = self.catalog.pool(pool);
+        if settings.routing_mode == RoutingMode::Queue {
+            assert!(queue.settled(pool) >= settings.queue_size, "the queue of {pool:?} is not full");
+        }
         let mut live = self.live(0, group, self.timed[0]);
         live.retain(|id| !tried.contains(*id));
         for id in live {

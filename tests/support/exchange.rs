@@ -80,7 +80,10 @@ impl<'a> Exchange<'a> {
     }
 
     pub fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.wire.socket.write_all(bytes)
+        self.wire.socket.write_all(bytes).inspect_err(|_| {
+            // Nobody takes it any more.
+            self.shared.note(self.request.connection, &Fault::Reset);
+        })
     }
 
     /// Reads the body, then answers with a length.

@@ -168,3 +168,88 @@ impl Queue {
         self.lines[group.index()].provisional.iter().map(|(place, tried)| (*place, *tried))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::backend::catalog::{Algorithm, Group, Pool};
+
+    const A: BackendId = BackendId(0);
+    const ONE: GroupId = GroupId(0);
+    const TWO: GroupId = GroupId(1);
+
+    /// Two groups of one pool.
+    fn queue(queue_size: u32, routing_mode: RoutingMode) -> (Queue, Catalog) {
+        let pool = Pool {
+            name: "p".into(),
+            algorithm: Algorithm::WeightedRoundRobin,
+            routing_mode,
+            queue_size,
+            queue_timeout_ms: 1000,
+        };
+        let group = Group { candidates: vec![A], pool: PoolId(0) };
+        let catalog = Catalog { pools: vec![pool], groups: vec![group.clone(), group], ..Catalog::default() };
+        let mut queue = Queue::default();
+        queue.configure(&catalog);
+        (queue, catalog)
+    }
+
+    fn place(since: u64) -> Place {
+        Place { since: Nanos(since), shard: ShardId(since as u8), ticket: Ticket(0) }
+    }
+
+    fn counts(queue: &Queue) -> (u32, u32) {
+        (queue.settled(PoolId(0)), queue.provisional(PoolId(0)))
+    }
+
+    #[test]
+    fn the_oldest_first_and_provisional_ones_move_up_in_order() {
+        let (mut queue, _) = queue(2, RoutingMode::Queue);
+        for (group, since) in [(ONE, 5), (TWO, 3), (ONE, 9), (TWO, 8), (ONE, 1)] {
+            queue.push(group, place(since), Tried::default());
+        }
+        assert_eq!(counts(&queue), (2, 3));
+        assert_eq!(queue.oldest(ONE, A), Some(place(1)), "also when it is provisional");
+        assert!(queue.remove(ONE, place(1)));
+        assert_eq!(counts(&queue), (2, 2));
+        assert!(queue.remove(TWO, place(3)));
+        assert_eq!(counts(&queue), (2, 1), "8 moved up, in another group of the pool");
+        let left: Vec<_> = queue.provisional_of(ONE).map(|(place, _)| place).collect();
+        assert_eq!(left, [place(9)]);
+        assert!(!queue.remove(TWO, place(3)), "once only");
+        assert!(!queue.remove(GroupId(7), place(3)), "a group it never heard of");
+    }
+
+    #[test]
+    fn servers_that_were_tried_are_passed_over() {
+        let (mut queue, _) = queue(9, RoutingMode::Queue);
+        let mut tried = Tried::default();
+        tried.push(A);
+        queue.push(ONE, place(1), tried);
+        queue.push(ONE, place(2), Tried::default());
+        assert_eq!(queue.oldest(ONE, A), Some(place(2)));
+        assert_eq!(queue.oldest(ONE, BackendId(1)), Some(place(1)));
+    }
+
+    #[test]
+    fn rejecting_is_a_queue_of_no_size() {
+        let (mut queue, _) = queue(100, RoutingMode::Reject);
+        assert!(queue.at_bound(ONE));
+        assert_eq!(queue.rejection(ONE), Rejection::AtCapacity);
+        queue.push(ONE, place(1), Tried::default());
+        assert_eq!(counts(&queue), (0, 1));
+    }
+
+    #[test]
+    fn bounds_change_under_those_who_wait() {
+        let (mut queue, mut catalog) = queue(2, RoutingMode::Queue);
+        (1..=3).for_each(|since| queue.push(ONE, place(since), Tried::default()));
+        catalog.pools[0].queue_size = 1;
+        queue.configure(&catalog);
+        assert_eq!((counts(&queue), queue.at_bound(TWO)), ((2, 1), true), "who waits stays");
+        catalog.pools[0].queue_size = 3;
+        queue.configure(&catalog);
+        queue.promote(ONE);
+        assert_eq!(counts(&queue), (3, 0));
+    }
+}

@@ -268,13 +268,10 @@ impl Dispatcher {
         }
     }
 
+    /// Nobody who may use this server waits.
     fn ease(&mut self, backend: BackendId) {
         let home = self.home.as_mut().expect("called on the home shard only");
         if !home.ledger.recalling(backend) {
-            return;
-        }
-        // Also who waits for other servers of a group would use this one once it is eligible for them.
-        if self.router.groups_of(backend).iter().any(|(group, _)| !home.queue.is_empty(*group)) {
             return;
         }
         let messages = &mut self.messages;

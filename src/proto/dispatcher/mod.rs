@@ -159,7 +159,7 @@ pub struct Dispatcher {
     full: Vec<bool>,
     /// When free leases are looked at next; `NEVER`: none is free.
     sweep_at: Nanos,
-    /// When the next bench ends; `NEVER`: none is on.
+    /// When the next bench ends, or earlier; `NEVER`: none is on.
     bench_ends: Nanos,
     /// Servers whose bench was this shard's verdict and is not yet over.
     benched_here: Vec<BackendId>,
@@ -472,16 +472,15 @@ impl Dispatcher {
 
     /// Eligibility of a server may have changed.
     fn refresh(&mut self, now: Nanos, backend: BackendId) {
-        self.find_bench_end(now);
+        // Only ever earlier: a bench that has ended meanwhile still has to be seen by `handle_timeout`.
+        let verdict = self.table.row(backend).verdict;
+        if verdict.benched(now) {
+            self.bench_ends = self.bench_ends.min(verdict.until);
+        }
         self.router.refresh(now, backend, &self.table);
         if self.home.is_some() {
             self.eligibility_at_home(now, backend);
         }
-    }
-
-    fn find_bench_end(&mut self, now: Nanos) {
-        let benched = self.table.rows().iter().map(|row| row.verdict.until).filter(|until| *until > now);
-        self.bench_ends = benched.min().unwrap_or(Nanos::NEVER);
     }
 
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
@@ -495,7 +494,12 @@ impl Dispatcher {
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
-                if self.table.row_mut(backend).verdict.merge(verdict) {
+                let row = self.table.row_mut(backend);
+                if row.verdict.merge(verdict) {
+                    if level == 0 {
+                        // A success elsewhere is a success: what failed here before it counts no more.
+                        row.failures = 0;
+                    }
                     self.benched_here.retain(|b| *b != backend);
                     self.refresh(now, backend);
                 }
@@ -617,7 +621,6 @@ impl Dispatcher {
         self.waiting_by_pool.resize(self.waiting_by_pool.len().max(catalog.pools.len()), 0);
         self.full.resize(self.full.len().max(catalog.groups.len()), false);
         self.router.configure(now, &self.catalog, &self.table);
-        self.find_bench_end(now);
         if self.home.is_some() {
             self.catalog_at_home(now, known, &opened);
         } else {
@@ -630,15 +633,12 @@ impl Dispatcher {
 
     /// Acts on what is due at `now`: waiting requests whose time is over, benches that end, leases that are idle.
     pub fn handle_timeout(&mut self, now: Nanos) {
-        while let Some((_, ticket)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now).copied()
-        {
-            self.leave_queue(now, ticket);
-            self.events.push_back(Event::Refused { ticket, rejection: Rejection::QueueTimeout });
-        }
+        // Benches first: who may go now has not waited in vain.
         if self.bench_ends <= now {
             let over = |row: &Row| row.verdict.until != Nanos::ZERO && !row.verdict.benched(now);
             let ids: Vec<_> = self.table.ids().filter(|id| over(self.table.row(*id))).collect();
-            self.find_bench_end(now);
+            let left = self.table.rows().iter().map(|row| row.verdict.until).filter(|until| *until > now);
+            self.bench_ends = left.min().unwrap_or(Nanos::NEVER);
             for id in ids {
                 if let Some(i) = self.benched_here.iter().position(|b| *b == id) {
                     self.benched_here.swap_remove(i);
@@ -646,6 +646,11 @@ impl Dispatcher {
                 }
                 self.refresh(now, id);
             }
+        }
+        while let Some((_, ticket)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now).copied()
+        {
+            self.leave_queue(now, ticket);
+            self.events.push_back(Event::Refused { ticket, rejection: Rejection::QueueTimeout });
         }
         if self.sweep_at <= now {
             self.sweep(now);

@@ -10,6 +10,8 @@
 //! * [`proto::dispatcher`]: one shard's brain, which ties the three above together.
 //! * [`mesh`]: what shards tell each other.
 //! * [`control`]: health checks, models, admin listener, metrics, signals: all that is not on a request's path.
+//! * [`serve`], [`runtime`], [`log`]: what joins them into a process.
+//! * [`cli`]: the command line, which ends in [`proto::config::Settings`].
 //! * [`engine`] and [`demo`]: a simulated engine, and the guided first run.
 //!
 //! *Invariant*: [`proto`], [`limits`] and the `Nanos` type touch no socket, no clock and no thread. They build without
@@ -20,12 +22,20 @@ pub mod limits;
 pub mod proto;
 
 #[cfg(feature = "io")]
+pub mod cli;
+#[cfg(feature = "io")]
 pub mod control;
 #[cfg(feature = "io")]
 pub mod demo;
 #[cfg(feature = "io")]
 pub mod engine;
 #[cfg(feature = "io")]
+pub mod log;
+#[cfg(feature = "io")]
 pub mod mesh;
+#[cfg(feature = "io")]
+pub mod runtime;
+#[cfg(feature = "io")]
+pub mod serve;
 #[cfg(feature = "io")]
 pub mod shard;

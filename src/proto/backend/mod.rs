@@ -2,4 +2,5 @@
 
 pub mod bench;
 pub mod catalog;
+pub mod grouping;
 pub mod table;

@@ -1,0 +1,355 @@
+//! What the admin listener answers to each path.
+
+use serde_json::{Value, json};
+
+use super::{REPORT_WAIT_MS, Shared};
+use crate::control::figures::Figures;
+use crate::control::metrics::{Format, render};
+use crate::control::port::Port;
+use crate::control::state::ShardState;
+use crate::proto::http1::{Method, RequestHead};
+
+/// What stands behind a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Index,
+    Health,
+    Liveness,
+    Readiness,
+    Metrics,
+    State,
+    Config,
+    /// Known, and not in this version.
+    Later,
+}
+
+const GET: &[Method] = &[Method::Get, Method::Head];
+
+/// The room of a path and the methods that it takes; `None`: there is no such path.
+fn find(path: &str) -> Option<(Room, &'static [Method])> {
+    Some(match path {
+        "/" => (Room::Index, GET),
+        "/health" => (Room::Health, GET),
+        "/liveness" => (Room::Liveness, GET),
+        "/readiness" => (Room::Readiness, GET),
+        "/metrics" => (Room::Metrics, GET),
+        "/admin/v1/state" => (Room::State, GET),
+        "/admin/v1/config" => (Room::Config, GET),
+        "/admin/v1/reload" | "/admin/v1/servers" => (Room::Later, &[Method::Post]),
+        _ => match path.strip_prefix("/admin/v1/servers/").map(|rest| rest.split_once('/')) {
+            Some(Some((name, "drain"))) if !name.is_empty() => (Room::Later, &[Method::Post]),
+            Some(None) if path != "/admin/v1/servers/" => (Room::Later, &[Method::Patch, Method::Delete]),
+            _ => match path.strip_prefix("/v1/registrations/") {
+                Some(id) if !id.is_empty() && !id.contains('/') => {
+                    (Room::Later, &[Method::Put, Method::Delete])
+                }
+                _ => return None,
+            },
+        },
+    })
+}
+
+const fn method_name(method: Method) -> &'static str {
+    match method {
+        Method::Get => "GET",
+        Method::Head => "HEAD",
+        Method::Post => "POST",
+        Method::Put => "PUT",
+        Method::Patch => "PATCH",
+        Method::Delete => "DELETE",
+        Method::Options => "OPTIONS",
+        Method::Trace => "TRACE",
+        Method::Other => "",
+    }
+}
+
+const INDEX: &str = concat!(
+    "Ringway ",
+    env!("CARGO_PKG_VERSION"),
+    ", admin listener
+
+GET /health             200 while this process answers
+GET /liveness           200 while this process answers
+GET /readiness          200 while requests can be routed, else 503
+GET /metrics            figures for Prometheus
+GET /admin/v1/state     pools, servers, shards, as JSON
+GET /admin/v1/config    effective configuration, as JSON (or TOML, if accepted)
+"
+);
+
+/// A complete answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub content_type: &'static str,
+    /// Value of the Allow field, for 405.
+    pub allow: Option<String>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    fn json(status: u16, value: &Value) -> Answer {
+        let body = format!("{value}\n").into_bytes();
+        Answer { status, content_type: "application/json", allow: None, body }
+    }
+
+    fn text(content_type: &'static str, body: impl Into<Vec<u8>>) -> Answer {
+        Answer { status: 200, content_type, allow: None, body: body.into() }
+    }
+
+    /// `{"error":{"message","type","code","param"}}`.
+    pub fn error(status: u16, code: &str, message: &str) -> Answer {
+        let kind = if status < 500 { "invalid_request_error" } else { "service_unavailable" };
+        Answer::json(
+            status,
+            &json!({"error": {"message": message, "type": kind, "code": code, "param": null}}),
+        )
+    }
+
+    /// The bytes of the answer to a request with `method`.
+    pub fn encode(&self, method: Method, keep_alive: bool) -> Vec<u8> {
+        let reason = match self.status {
+            200 => "OK",
+            400 => "Bad Request",
+            404 => "Not Found",
+            405 => "Method Not Allowed",
+            414 => "URI Too Long",
+            413 => "Content Too Large",
+            431 => "Request Header Fields Too Large",
+            500 => "Internal Server Error",
+            501 => "Not Implemented",
+            503 => "Service Unavailable",
+            _ => "",
+        };
+        let mut bytes = format!(
+            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
+             X-Content-Type-Options: nosniff\r\n",
+            self.status,
+            self.content_type,
+            self.body.len()
+        )
+        .into_bytes();
+        if let Some(allow) = &self.allow {
+            bytes.extend_from_slice(format!("Allow: {allow}\r\n").as_bytes());
+        }
+        // Said in both cases, so that HTTP/1.0 clients know too.
+        bytes.extend_from_slice(match keep_alive {
+            true => b"Connection: keep-alive\r\n\r\n".as_slice(),
+            false => b"Connection: close\r\n\r\n".as_slice(),
+        });
+        if method != Method::Head {
+            bytes.extend_from_slice(&self.body);
+        }
+        bytes
+    }
+}
+
+/// Answers one request; `buf` is what its head was parsed from.
+pub(super) async fn answer<P: Port>(shared: &Shared<P>, head: &RequestHead, buf: &[u8]) -> Answer {
+    let path = String::from_utf8_lossy(head.path(buf));
+    let Some((room, methods)) = find(&path) else {
+        return Answer::error(404, "not_found", "no such path; GET / lists what is there");
+    };
+    if !methods.contains(&head.method) {
+        let allow = methods.iter().map(|method| method_name(*method)).collect::<Vec<_>>().join(", ");
+        let mut answer = Answer::error(405, "method_not_allowed", &format!("this path takes {allow}"));
+        answer.allow = Some(allow);
+        return answer;
+    }
+    match room {
+        Room::Index => Answer::text("text/plain; charset=utf-8", INDEX),
+        Room::Health | Room::Liveness => Answer::json(200, &json!({"status": "ok"})),
+        Room::Readiness => {
+            let (ready, draining) = (shared.state.borrow().ready(), shared.draining());
+            match (ready, draining) {
+                (true, _) => Answer::json(200, &json!({"status": "ready"})),
+                (false, true) => {
+                    Answer::json(503, &json!({"status": "not_ready", "reason": "shutting_down"}))
+                }
+                (false, false) => {
+                    Answer::json(503, &json!({"status": "not_ready", "reason": "no_routable_server"}))
+                }
+            }
+        }
+        Room::Metrics => {
+            let accept = head.named(buf, b"accept").map(|span| span.of(buf).to_vec());
+            let format = Format::accepted(accept.as_deref());
+            let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
+            Answer::text(format.content_type(), render(figures, format))
+        }
+        Room::State => {
+            let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
+            let uptime_s = shared.clock.now().0 as f64 / 1e9;
+            let state = shared.state.borrow();
+            Answer::json(200, &state_json(&figures, state.shards(), uptime_s))
+        }
+        Room::Config => {
+            let accept = head.named(buf, b"accept").map(|span| span.of(buf));
+            config(&shared.options.config_text, accept == Some(b"application/toml"))
+        }
+        Room::Later => Answer::error(501, "not_implemented", "not in this version"),
+    }
+}
+
+/// The effective configuration: JSON, or the file's own format for those who ask for it.
+fn config(text: &str, as_toml: bool) -> Answer {
+    if as_toml {
+        return Answer::text("application/toml", text);
+    }
+    match text.parse::<toml::Table>().map(serde_json::to_value) {
+        Ok(Ok(value)) => Answer::json(200, &value),
+        _ => Answer::error(500, "internal", "the effective configuration cannot be shown as JSON"),
+    }
+}
+
+/// The body of `/admin/v1/state`. A standalone server stands in its built-in pool, which bears its name.
+fn state_json(figures: &Figures, shards: &[ShardState], uptime_s: f64) -> Value {
+    let pools: Vec<Value> = figures
+        .pools
+        .iter()
+        .enumerate()
+        .map(|(index, pool)| {
+            let servers: Vec<Value> = figures
+                .servers
+                .iter()
+                .filter(|row| match row.pool_index {
+                    Some(of) => of == index,
+                    None => row.name == pool.name,
+                })
+                .map(|row| {
+                    json!({
+                        "name": row.name, "url": row.url, "state": row.state, "weight": row.weight,
+                        "in_flight": row.in_flight, "max_concurrency": row.max_concurrency,
+                        "dispatched": row.dispatched, "share": row.share, "weight_share": row.weight_share,
+                        "drift": row.drift(), "drift_cause": null, "models": row.models,
+                    })
+                })
+                .collect();
+            json!({
+                "name": pool.name, "algorithm": pool.algorithm, "routing_mode": pool.routing_mode,
+                "queued": pool.queued, "servers": servers,
+            })
+        })
+        .collect();
+    let shards: Vec<Value> = shards
+        .iter()
+        .enumerate()
+        .map(|(number, shard)| {
+            let driver = match shard {
+                ShardState::Running { io_uring: true } => "io_uring".into(),
+                ShardState::Running { io_uring: false } => "epoll".into(),
+                ShardState::Starting | ShardState::Failed => Value::Null,
+            };
+            let state = match shard {
+                ShardState::Starting => "starting",
+                ShardState::Running { .. } => "running",
+                ShardState::Failed => "failed",
+            };
+            let row = figures.shards.iter().find(|row| row.shard == number);
+            json!({
+                "shard": number, "state": state, "driver": driver,
+                "connections": row.map(|row| row.connections), "accepted": row.map(|row| row.accepted),
+                "active": row.map(|row| row.active), "finished": row.map(|row| row.finished),
+            })
+        })
+        .collect();
+    json!({
+        "pools": pools, "shards": shards, "uptime_s": (uptime_s * 1e3).round() / 1e3,
+        "version": env!("CARGO_PKG_VERSION"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::figures::tests::sample;
+
+    #[test]
+    fn every_path_of_the_admin_api_is_known_with_its_methods() {
+        let later = |path| match find(path) {
+            Some((Room::Later, methods)) => {
+                methods.iter().map(|m| method_name(*m)).collect::<Vec<_>>().join(" ")
+            }
+            other => panic!("{path}: {other:?}"),
+        };
+        assert_eq!(later("/admin/v1/servers/gpu0"), "PATCH DELETE");
+        assert_eq!(later("/admin/v1/servers/gpu0/drain"), "POST");
+        assert_eq!(later("/admin/v1/servers"), "POST");
+        assert_eq!(later("/admin/v1/reload"), "POST");
+        assert_eq!(later("/v1/registrations/r1"), "PUT DELETE");
+        for path in
+            ["/", "/health", "/liveness", "/readiness", "/metrics", "/admin/v1/state", "/admin/v1/config"]
+        {
+            assert_eq!(find(path).unwrap().1, GET, "{path}");
+        }
+        for path in [
+            "",
+            "/x",
+            "/metrics/",
+            "/admin",
+            "/admin/v1/servers/",
+            "/admin/v1/servers/a/b",
+            "/admin/v1/servers//drain",
+            "/v1/registrations/",
+            "/v1/registrations/a/b",
+            "/v1/models",
+        ] {
+            assert_eq!(find(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_state_has_the_fields_of_the_reference() {
+        let shards = [ShardState::Running { io_uring: true }, ShardState::Starting];
+        let mut figures = sample();
+        let mut own = figures.pools[0].clone();
+        own.name = "spare".into();
+        own.queued = 0;
+        figures.pools.push(own);
+        let state = state_json(&figures, &shards, 12.345_678);
+        assert_eq!(state["pools"][0]["name"], "chat");
+        assert_eq!(state["pools"][0]["queued"], 6);
+        let server = &state["pools"][0]["servers"][0];
+        for field in [
+            "name",
+            "url",
+            "state",
+            "weight",
+            "in_flight",
+            "max_concurrency",
+            "dispatched",
+            "share",
+            "weight_share",
+            "drift",
+            "drift_cause",
+            "models",
+        ] {
+            assert!(server.get(field).is_some(), "no {field} in {server}");
+        }
+        assert_eq!(
+            (&server["in_flight"], &server["share"], &server["drift"]),
+            (&json!(4), &json!(0.75), &json!(0.0))
+        );
+        assert_eq!(state["pools"][0]["servers"].as_array().unwrap().len(), 2);
+        assert_eq!(state["pools"][1]["servers"][0]["name"], "spare");
+        assert_eq!(state["shards"][0]["driver"], "io_uring");
+        assert_eq!(state["shards"][1]["state"], "starting");
+        assert_eq!(state["uptime_s"], 12.346);
+        assert_eq!(state["version"], env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn an_answer_to_head_has_the_length_and_no_body() {
+        let answer = Answer::error(404, "not_found", "a \"quoted\" message");
+        let whole = String::from_utf8(answer.encode(Method::Get, true)).unwrap();
+        let (head, body) = whole.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 404 Not Found\r\n"));
+        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())));
+        assert!(head.ends_with("\r\nConnection: keep-alive"));
+        let value: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(value["error"]["code"], "not_found");
+        let head_only = String::from_utf8(answer.encode(Method::Head, false)).unwrap();
+        assert!(head_only.ends_with("\r\nConnection: close\r\n\r\n"));
+        assert!(head_only.contains(&format!("\r\nContent-Length: {}\r\n", body.len())));
+    }
+}

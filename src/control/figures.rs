@@ -1,0 +1,344 @@
+//! The shards' figures added up: what `/metrics` and `/admin/v1/state` show.
+//!
+//! *Invariant*: pure; a shard that has not answered yet adds nothing, one that is late adds its last answer.
+//! *Bound and cost*: O(servers × shards), off the request path.
+
+use std::collections::BTreeMap;
+
+use crate::proto::backend::catalog::{Catalog, RoutingMode};
+use crate::proto::error::Rejection;
+use crate::proto::message::UpstreamFault;
+use crate::proto::report::{ShardReport, Times};
+
+/// What the control thread knows of a server beyond the catalog.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// By the active checks.
+    pub up: bool,
+    /// Left out after failures in a row.
+    pub benched: bool,
+}
+
+/// One server over all shards. The order of the rows is the catalog's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerRow {
+    pub name: Box<str>,
+    pub url: Box<str>,
+    /// Name of its pool; its own name where it stands alone.
+    pub pool: Box<str>,
+    /// Index into [`Figures::pools`]; `None`: standalone.
+    pub pool_index: Option<usize>,
+    /// One word: `up`, `down`, `benched`, `learning`, `unresolved`, `drained`.
+    pub state: &'static str,
+    pub standing: Standing,
+    pub weight: f64,
+    pub max_concurrency: u32,
+    pub models: Option<Vec<Box<str>>>,
+    pub in_flight: u64,
+    pub dispatched: u64,
+    pub statuses: BTreeMap<u16, u64>,
+    pub retries: u64,
+    pub faults: [u64; UpstreamFault::ALL.len()],
+    pub connections: u64,
+    /// Part of its pool's dispatches, 0 to 1; `None` before the first.
+    pub share: Option<f64>,
+    /// Part of its pool's weight, 0 to 1; `None` where the pool's weights are all 0.
+    pub weight_share: Option<f64>,
+}
+
+impl ServerRow {
+    /// `share / weight_share − 1`; for weight 0 the share itself; `None` where either is unknown.
+    pub fn drift(&self) -> Option<f64> {
+        let (share, weight_share) = (self.share?, self.weight_share?);
+        Some(if weight_share > 0.0 { share / weight_share - 1.0 } else { share })
+    }
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolRow {
+    pub name: Box<str>,
+    pub algorithm: &'static str,
+    pub routing_mode: &'static str,
+    pub queued: u64,
+}
+
+/// One shard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardRow {
+    pub shard: usize,
+    pub connections: u32,
+    pub accepted: u64,
+    pub active: u32,
+    pub finished: u64,
+    pub mesh_lag_ns: u64,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    pub servers: Vec<ServerRow>,
+    pub pools: Vec<PoolRow>,
+    /// Those that have answered at least once.
+    pub shards: Vec<ShardRow>,
+    /// By `Rejection as usize`.
+    pub rejections: [u64; Rejection::ALL.len()],
+    pub client_aborts: u64,
+    pub notices_dropped: u64,
+    pub queue_wait: Times,
+    pub first_token: Times,
+    pub overhead: Times,
+}
+
+impl Figures {
+    /// Adds up the last report of every shard. `standing` has one entry per server of the catalog.
+    pub fn sum(catalog: &Catalog, standing: &[Standing], reports: &[Option<Box<ShardReport>>]) -> Figures {
+        let pools = catalog
+            .pools
+            .iter()
+            .map(|pool| PoolRow {
+                name: pool.name.clone(),
+                algorithm: pool.algorithm.name(),
+                routing_mode: mode_name(pool.routing_mode),
+                queued: 0,
+            })
+            .collect();
+        let servers = catalog.servers.iter().enumerate().filter(|(_, server)| !server.removed).map(
+            |(index, server)| {
+                let standing = standing.get(index).copied().unwrap_or_default();
+                let pool_index = server.pool.map(|pool| pool.index());
+                let pool = pool_index.map_or(&server.name, |index| &catalog.pools[index].name);
+                let state = if server.address.is_none() {
+                    "unresolved"
+                } else if !standing.up {
+                    "down"
+                } else if server.weight == 0.0 {
+                    "drained"
+                } else if server.models.is_none() {
+                    "learning"
+                } else if standing.benched {
+                    "benched"
+                } else {
+                    "up"
+                };
+                let row = ServerRow {
+                    name: server.name.clone(),
+                    url: server.url.clone(),
+                    pool: pool.clone(),
+                    pool_index,
+                    state,
+                    standing,
+                    weight: server.weight,
+                    max_concurrency: server.max_concurrency,
+                    models: server.models.clone(),
+                    in_flight: 0,
+                    dispatched: 0,
+                    statuses: BTreeMap::new(),
+                    retries: 0,
+                    faults: [0; UpstreamFault::ALL.len()],
+                    connections: 0,
+                    share: None,
+                    weight_share: None,
+                };
+                (index, row)
+            },
+        );
+        let (indices, servers): (Vec<usize>, Vec<ServerRow>) = servers.unzip();
+        let mut figures = Figures {
+            servers,
+            pools,
+            shards: Vec::new(),
+            rejections: [0; Rejection::ALL.len()],
+            client_aborts: 0,
+            notices_dropped: 0,
+            queue_wait: Times::default(),
+            first_token: Times::default(),
+            overhead: Times::default(),
+        };
+        for report in reports.iter().flatten() {
+            figures.add(report, &indices);
+        }
+        figures.set_shares();
+        figures
+    }
+
+    fn add(&mut self, report: &ShardReport, indices: &[usize]) {
+        for (row, index) in self.servers.iter_mut().zip(indices) {
+            let Some(server) = report.servers.get(*index) else { continue };
+            row.in_flight += u64::from(server.in_flight);
+            row.dispatched += server.dispatched;
+            row.retries += server.retries;
+            row.connections += u64::from(server.connections);
+            for (status, count) in &server.statuses {
+                *row.statuses.entry(*status).or_default() += count;
+            }
+            for (mine, theirs) in row.faults.iter_mut().zip(&server.faults) {
+                *mine += theirs;
+            }
+        }
+        for (pool, queued) in self.pools.iter_mut().zip(&report.queued) {
+            pool.queued += u64::from(*queued);
+        }
+        for (mine, theirs) in self.rejections.iter_mut().zip(&report.rejections) {
+            *mine += theirs;
+        }
+        self.client_aborts += report.client_aborts;
+        self.notices_dropped += report.notices_dropped;
+        self.queue_wait.add(&report.queue_wait);
+        self.first_token.add(&report.first_token);
+        self.overhead.add(&report.overhead);
+        self.shards.push(ShardRow {
+            shard: report.shard.index(),
+            connections: report.connections,
+            accepted: report.accepted,
+            active: report.active,
+            finished: report.finished,
+            mesh_lag_ns: report.mesh_lag_ns,
+        });
+    }
+
+    fn set_shares(&mut self) {
+        for pool in 0..self.pools.len() {
+            let members = || self.servers.iter().filter(|row| row.pool_index == Some(pool));
+            let dispatched: u64 = members().map(|row| row.dispatched).sum();
+            let weight: f64 = members().map(|row| row.weight).sum();
+            for row in self.servers.iter_mut().filter(|row| row.pool_index == Some(pool)) {
+                row.share = (dispatched > 0).then(|| row.dispatched as f64 / dispatched as f64);
+                row.weight_share = (weight > 0.0).then(|| row.weight / weight);
+            }
+        }
+    }
+}
+
+/// The configuration's word for a routing mode.
+const fn mode_name(mode: RoutingMode) -> &'static str {
+    match mode {
+        RoutingMode::Queue => "queue",
+        RoutingMode::Reject => "reject",
+        RoutingMode::Unlimited => "unlimited",
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::proto::backend::catalog::{Address, Algorithm, Pool, Server};
+    use crate::proto::ids::{PoolId, ShardId};
+    use crate::proto::report::ServerFigures;
+
+    /// A catalog server on a port of loopback that serves every model.
+    pub fn server(name: &str, pool: Option<u16>, weight: f64) -> Server {
+        Server {
+            name: name.into(),
+            url: "http://127.0.0.1:1".into(),
+            address: Some(Address::Tcp("127.0.0.1:1".parse().unwrap())),
+            host: "127.0.0.1:1".into(),
+            base_path: "".into(),
+            pool: pool.map(PoolId),
+            weight,
+            weight_text: weight.to_string().into(),
+            max_concurrency: 32,
+            api_key: None,
+            models: Some(Vec::new()),
+            removed: false,
+        }
+    }
+
+    pub fn pool(name: &str) -> Pool {
+        Pool {
+            name: name.into(),
+            algorithm: Algorithm::LeastConnections,
+            routing_mode: RoutingMode::Queue,
+            queue_size: 10,
+            queue_timeout_ms: 1000,
+        }
+    }
+
+    /// Two servers in `chat`, one alone, and two shards' reports about them.
+    pub fn sample() -> Figures {
+        let catalog = Catalog {
+            servers: vec![
+                server("gpu0", Some(0), 3.0),
+                server("gpu1", Some(0), 1.0),
+                server("spare", None, 1.0),
+            ],
+            pools: vec![pool("chat")],
+            ..Catalog::default()
+        };
+        let up = Standing { up: true, benched: false };
+        let reports: Vec<_> = (0..2u8)
+            .map(|shard| {
+                let mut report = ShardReport::new(ShardId(shard));
+                report.connections = 5;
+                report.active = 2;
+                report.finished = 40;
+                report.queued = vec![3];
+                report.rejections[Rejection::QueueFull as usize] = 4;
+                report.client_aborts = 1;
+                report.mesh_lag_ns = 1_000_000 * u64::from(shard + 1);
+                report.queue_wait.record(20_000);
+                report.first_token.record(200_000_000_000);
+                let busy = ServerFigures {
+                    in_flight: 2,
+                    dispatched: 30,
+                    statuses: vec![(200, 20), (503, 1)],
+                    retries: 1,
+                    faults: [2, 0, 0, 0, 0, 0, 1],
+                    ..ServerFigures::default()
+                };
+                let calm =
+                    ServerFigures { dispatched: 10, statuses: vec![(200, 10)], ..ServerFigures::default() };
+                report.servers = vec![busy, calm];
+                Some(Box::new(report))
+            })
+            .chain([None])
+            .collect();
+        Figures::sum(&catalog, &[up, Standing { up: true, benched: true }, Standing::default()], &reports)
+    }
+
+    #[test]
+    fn shards_are_added_up_and_a_silent_one_adds_nothing() {
+        let figures = sample();
+        let gpu0 = &figures.servers[0];
+        assert_eq!((gpu0.in_flight, gpu0.dispatched, gpu0.retries), (4, 60, 2));
+        assert_eq!(gpu0.statuses, BTreeMap::from([(200, 40), (503, 2)]));
+        assert_eq!(gpu0.faults[UpstreamFault::Connect as usize], 4);
+        assert_eq!(figures.pools[0].queued, 6);
+        assert_eq!(figures.rejections[Rejection::QueueFull as usize], 8);
+        assert_eq!(figures.shards.len(), 2);
+        assert_eq!(figures.queue_wait.count(), 2);
+        assert_eq!(figures.servers[2].dispatched, 0, "a report older than a server says nothing of it");
+    }
+
+    #[test]
+    fn shares_are_taken_within_the_pool() {
+        let figures = sample();
+        let [gpu0, gpu1, spare] = &figures.servers[..] else { panic!("three servers") };
+        assert_eq!((gpu0.share, gpu0.weight_share, gpu0.drift()), (Some(0.75), Some(0.75), Some(0.0)));
+        assert_eq!((gpu1.share, gpu1.weight_share), (Some(0.25), Some(0.25)));
+        assert_eq!((spare.share, spare.weight_share, spare.drift()), (None, None, None));
+        assert_eq!(&*spare.pool, "spare");
+    }
+
+    #[test]
+    fn the_drift_of_weight_zero_is_its_share() {
+        let catalog = Catalog {
+            servers: vec![server("a", Some(0), 0.0), server("b", Some(0), 1.0)],
+            pools: vec![pool("p")],
+            ..Catalog::default()
+        };
+        let mut report = ShardReport::new(ShardId(0));
+        let figures = |dispatched| ServerFigures { dispatched, ..ServerFigures::default() };
+        report.servers = vec![figures(1), figures(3)];
+        let sum = Figures::sum(&catalog, &[Standing::default(); 2], &[Some(Box::new(report))]);
+        assert_eq!(sum.servers[0].drift(), Some(0.25));
+        assert_eq!(sum.servers[1].drift(), Some(-0.25));
+    }
+
+    #[test]
+    fn a_state_names_what_keeps_a_server_from_work() {
+        let figures = sample();
+        let states: Vec<_> = figures.servers.iter().map(|row| row.state).collect();
+        assert_eq!(states, ["up", "benched", "down"]);
+    }
+}

@@ -1,0 +1,272 @@
+//! `[[pool]]`, `[[pool.server]]` and `[[server]]`: who serves, and by which rules.
+
+use std::path::{Path, PathBuf};
+
+use super::fault::shorten;
+use super::keys::{Keys, Value, Word, list, nearest};
+use super::print::Table;
+use super::sections::{Kv, MS_MAX};
+use super::url::{ServerUrl, without_credentials};
+use crate::proto::backend::catalog::{Algorithm, RoutingMode};
+use crate::proto::backend::grouping::{MIXED, QUEUE_SIZE, QUEUE_TIMEOUT_MS};
+
+/// A pool, its servers included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolSettings {
+    /// Unique among pools and standalone servers.
+    pub name: String,
+    pub algorithm: Algorithm,
+    pub routing_mode: RoutingMode,
+    /// Requests that may wait at once.
+    pub queue_size: u32,
+    /// How long one may wait.
+    pub queue_timeout_ms: u64,
+    pub servers: Vec<ServerSettings>,
+}
+
+/// Most requests that one pool may let wait.
+const QUEUE_SIZE_MAX: u32 = 1_000_000;
+/// Largest weight: sums of weights over every server stay exact enough to compare.
+const WEIGHT_MAX: f64 = 1e9;
+const CONCURRENCY_MAX: u32 = 1_000_000;
+
+/// One engine endpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerSettings {
+    /// Unique among servers.
+    pub name: String,
+    pub url: ServerUrl,
+    /// Names served; empty: learnt from the engine.
+    pub models: Vec<String>,
+    /// Share of traffic, finite and ≥ 0; 0 drains.
+    pub weight: f64,
+    /// In-flight ceiling; 0: none.
+    pub max_concurrency: u32,
+    /// Absolute, or relative to the process where the file's folder was not known.
+    pub api_key_file: Option<PathBuf>,
+    /// What that file holds; `None` before `Settings::load_keys`.
+    pub api_key: Option<Secret>,
+}
+
+/// A secret that debug output does not show.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub Box<str>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Word for RoutingMode {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("queue", RoutingMode::Queue),
+        ("reject", RoutingMode::Reject),
+        ("unlimited", RoutingMode::Unlimited),
+    ];
+}
+
+impl Value for RoutingMode {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        super::keys::word(raw.as_str().unwrap_or(""))
+    }
+    fn write(&self) -> toml::Value {
+        let (name, _) = Self::WORDS.iter().find(|(_, mode)| mode == self).expect("every mode has its word");
+        toml::Value::String((*name).to_owned())
+    }
+}
+
+impl Word for Algorithm {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Algorithm::WeightedRoundRobin.name(), Algorithm::WeightedRoundRobin),
+        (Algorithm::LeastConnections.name(), Algorithm::LeastConnections),
+    ];
+    const LATER: &'static [&'static str] = &[
+        "sticky-session",
+        "kv-aware",
+        "power-of-n",
+        "wait-and-widen",
+        "round-robin",
+        "random",
+        "pulsar",
+        "pulsar-wait-and-widen",
+    ];
+}
+
+impl Value for Algorithm {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        super::keys::word(raw.as_str().unwrap_or(""))
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.name().to_owned())
+    }
+}
+
+/// Bytes that names may hold: they go into headers, metric labels and admin paths.
+pub(super) fn name_byte(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"-._~:@[]".contains(&b)
+}
+
+/// Longest name, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+/// The check of pool and server names. The error says what was expected.
+pub(super) fn name_check(text: &str) -> Result<(), String> {
+    if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.bytes().all(name_byte) {
+        return Err(format!(
+            "expected a name of 1 to {NAME_BYTES_MAX} letters, digits or any of - . _ ~ : @ [ ]"
+        ));
+    }
+    Ok(())
+}
+
+fn pool_name(text: &str) -> Result<(), String> {
+    name_check(text)?;
+    if text == MIXED {
+        return Err(format!("expected another name: \"{MIXED}\" is the built-in pool's"));
+    }
+    Ok(())
+}
+
+fn model_name(text: &str) -> Result<(), String> {
+    if text.is_empty() || text.len() > 1_024 || text.chars().any(char::is_control) {
+        return Err("expected a model name of 1 to 1024 bytes".to_owned());
+    }
+    Ok(())
+}
+
+fn any_text(_: &str) -> Result<(), String> {
+    Ok(())
+}
+
+type Check = fn(&str) -> Result<(), String>;
+
+impl PoolSettings {
+    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
+        let name = keys.value("name", "default".to_owned(), &(pool_name as Check));
+        let algorithm = read_algorithm(&mut keys);
+        let routing_mode = keys.value("routing_mode", RoutingMode::Queue, &());
+        let queue_size = keys.value("queue_size", QUEUE_SIZE, &(0..=QUEUE_SIZE_MAX));
+        let queue_timeout_ms = keys.value("queue_timeout_ms", QUEUE_TIMEOUT_MS, &(1..=MS_MAX));
+        if let Some(kv) = keys.table("kv") {
+            Kv::read(kv);
+        }
+        let mut servers = Vec::new();
+        for i in 0..keys.count("server") {
+            servers.extend(keys.table_at("server", i).and_then(|server| ServerSettings::read(server, dir)));
+        }
+        keys.end();
+        PoolSettings { name, algorithm, routing_mode, queue_size, queue_timeout_ms, servers }
+    }
+}
+
+/// A name, or a table with the name and the algorithm's own parameters.
+fn read_algorithm(keys: &mut Keys<'_>) -> Algorithm {
+    match keys.raw("algorithm") {
+        Some(toml::Value::Table(table)) => {
+            let known: Vec<&str> = Algorithm::WORDS.iter().map(|(name, _)| *name).collect();
+            let runs = table.get("name").and_then(|name| name.as_str()).filter(|name| known.contains(name));
+            // Of an algorithm that does not run, the name is the only fault worth telling.
+            if let Some(named) = table.get("name").and_then(|name| name.as_str())
+                && runs.is_none()
+                && Algorithm::LATER.contains(&named)
+            {
+                let expected = format!("not in this version; expected {}", list(&known));
+                keys.faults.push(
+                    format!("{}.name", keys.path_of("algorithm")),
+                    format!("\"{named}\""),
+                    expected,
+                );
+                return Algorithm::WeightedRoundRobin;
+            }
+            let Some(mut inside) = keys.table("algorithm") else { return Algorithm::WeightedRoundRobin };
+            if !table.contains_key("name") {
+                inside.fault("name", format!("expected {}", list(&known)));
+            }
+            let algorithm = inside.value("name", Algorithm::WeightedRoundRobin, &());
+            inside.end();
+            algorithm
+        }
+        Some(toml::Value::String(_)) | None => keys.value("algorithm", Algorithm::WeightedRoundRobin, &()),
+        Some(_) => {
+            keys.fault("algorithm", "expected the name of an algorithm, or a table { name = … }");
+            Algorithm::WeightedRoundRobin
+        }
+    }
+}
+
+impl ServerSettings {
+    /// `None`: its URL is missing or faulty (and the fault is noted).
+    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Option<Self> {
+        let url = read_url(&mut keys, dir);
+        let default_name = url.as_ref().map(ServerUrl::default_name).unwrap_or_default();
+        let name = keys.value("name", default_name, &(name_check as Check));
+        let models = keys.strings("models", model_name);
+        let weight = keys.value("weight", 1.0, &(0.0..=WEIGHT_MAX));
+        let max_concurrency = keys.value("max_concurrency", 32, &(0..=CONCURRENCY_MAX));
+        let api_key_file = keys.value("api_key_file", String::new(), &(any_text as Check));
+        let api_key_file = (!api_key_file.is_empty()).then(|| dir.join(api_key_file));
+        for (key, default) in later() {
+            keys.later(key, &default);
+        }
+        read_metrics(&mut keys);
+        keys.end();
+        Some(ServerSettings { name, url: url?, models, weight, max_concurrency, api_key_file, api_key: None })
+    }
+
+    pub(super) fn print_later(table: &mut Table<'_>) {
+        for (key, default) in later() {
+            table.put(key, &default);
+        }
+        table.put("metrics", &"auto".into());
+    }
+}
+
+/// Keys of a server whose features are not in this version, with their defaults.
+fn later() -> [(&'static str, toml::Value); 5] {
+    [
+        ("max_input_tokens", 0.into()),
+        ("routing_tier", "".into()),
+        ("cluster_id", "".into()),
+        ("routing_keys", toml::Value::Array(Vec::new())),
+        ("input_tps", 0.into()),
+    ]
+}
+
+/// Engines' own metrics are not read yet: naming their kind would have no effect.
+fn read_metrics(keys: &mut Keys<'_>) {
+    const KNOWN: [&str; 6] = ["auto", "vllm", "sglang", "trtllm", "llamacpp", "none"];
+    let Some(raw) = keys.raw("metrics") else { return };
+    match raw.as_str() {
+        Some("auto") => {}
+        Some(text) if KNOWN.contains(&text) => {
+            keys.fault("metrics", "not in this version; only the default, \"auto\", is accepted");
+        }
+        Some(text) => {
+            let near = nearest(text, &KNOWN).map(|near| format!("; nearest: \"{near}\"")).unwrap_or_default();
+            keys.fault("metrics", format!("expected {}{near}", list(&KNOWN)));
+        }
+        None => keys.fault("metrics", format!("expected {}", list(&KNOWN))),
+    }
+}
+
+fn read_url(keys: &mut Keys<'_>, dir: &Path) -> Option<ServerUrl> {
+    let Some(raw) = keys.raw("url") else {
+        keys.fault("url", "expected http://HOST[:PORT][/BASE] or unix:/PATH");
+        return None;
+    };
+    let Some(text) = raw.as_str() else {
+        keys.fault("url", "expected a string: http://HOST[:PORT][/BASE] or unix:/PATH");
+        return None;
+    };
+    match ServerUrl::parse(text).and_then(|url| url.under(dir)) {
+        Ok(url) => Some(url),
+        Err(expected) => {
+            let shown = shorten(&format!("\"{}\"", without_credentials(text)));
+            keys.faults.push(keys.path_of("url"), shown, expected);
+            None
+        }
+    }
+}

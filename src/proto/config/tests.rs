@@ -1,0 +1,804 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::proto::backend::catalog::{Address, Algorithm, RoutingMode};
+
+fn parse(text: &str) -> Result<Settings, Faults> {
+    Settings::parse(text, Path::new("/etc/ringway"), &[])
+}
+
+/// Faults as lines.
+fn faults(text: &str) -> Vec<String> {
+    parse(text).expect_err(text).0.iter().map(ToString::to_string).collect()
+}
+
+const SERVER: &str = "[[server]]\nname = \"s\"\nurl = \"http://10.0.0.1:8000\"\n";
+
+/// The faults of `text` where a server is given.
+fn faults_with_server(text: &str) -> Vec<String> {
+    faults(&format!("{text}\n{SERVER}"))
+}
+
+#[test]
+fn every_value_has_a_default_except_the_servers() {
+    assert_eq!(
+        faults(""),
+        ["server: (missing): expected at least one [[pool.server]] or [[server]], or --backend URL"]
+    );
+    let settings = parse(SERVER).unwrap();
+    assert_eq!(settings.runtime, Runtime { cores: Cores::Allowed, driver: Driver::Auto, spin_us: 0 });
+    assert_eq!(settings.listeners[0].address, "127.0.0.1:30000".parse().unwrap());
+    assert_eq!(settings.admin.address, "127.0.0.1:29000".parse().unwrap());
+    let limits = Limits {
+        body_bytes_max: 536_870_912,
+        head_bytes_max: 65_536,
+        classify_bytes_max: 1_048_576,
+        replay_bytes_max: 67_108_864,
+        buffered_bytes_max: 1_073_741_824,
+        connections_max: 100_000,
+        client_head_timeout_ms: 10_000,
+        client_body_idle_timeout_ms: 30_000,
+        half_close: HalfClose::Abort,
+        connect_timeout_ms: 2_000,
+        response_head_timeout_ms: 1_800_000,
+        between_bytes_timeout_ms: 600_000,
+        total_timeout_ms: 0,
+        keepalive_timeout_ms: 75_000,
+        drain_timeout_ms: 30_000,
+        drain_settle_ms: 1_000,
+    };
+    assert_eq!(settings.limits, limits);
+    assert_eq!(settings.headers.prefix, "X-Lifeboat-");
+    let health = Health {
+        path: "/health".into(),
+        interval_ms: 2_000,
+        timeout_ms: 1_000,
+        fall: 2,
+        rise: 1,
+        bench_after: 3,
+        bench_ms: 1_000,
+        bench_max_ms: 30_000,
+    };
+    assert_eq!(settings.health, health);
+    assert_eq!(settings.log, Log { format: LogFormat::Text, level: LogLevel::Info });
+    let server = &settings.servers[0];
+    assert_eq!((server.weight, server.max_concurrency, server.models.len()), (1.0, 32, 0));
+    let pool = &parse("[[pool]]\n[[pool.server]]\nurl = \"http://h:1\"").unwrap().pools[0];
+    assert_eq!((pool.name.as_str(), pool.queue_size, pool.queue_timeout_ms), ("default", 1_024, 30_000));
+    assert_eq!((pool.algorithm, pool.routing_mode), (Algorithm::WeightedRoundRobin, RoutingMode::Queue));
+    assert_eq!(pool.servers[0].name, "h:1", "a server without a name is called by where it is");
+}
+
+/// Each key that the reference lists, at its default, with a pool and a server that say everything.
+const REFERENCE: &str = r#"
+[runtime]
+cores = "0-3"
+driver = "auto"
+spin_us = 0
+[[listener]]
+address = "0.0.0.0:30000"
+profile = "openai"
+[admin]
+address = "127.0.0.1:29000"
+token_file = ""
+[limits]
+body_bytes_max = 536870912
+head_bytes_max = 65536
+classify_bytes_max = 1048576
+replay_bytes_max = 67108864
+buffered_bytes_max = 1073741824
+kv_memory_bytes_max = 1073741824
+connections_max = 100000
+client_head_timeout_ms = 10000
+client_body_idle_timeout_ms = 30000
+half_close = "abort"
+connect_timeout_ms = 2000
+response_head_timeout_ms = 1800000
+between_bytes_timeout_ms = 600000
+total_timeout_ms = 0
+keepalive_timeout_ms = 75000
+drain_timeout_ms = 30000
+drain_settle_ms = 1000
+[headers]
+prefix = "X-Lifeboat-"
+digest_secret_file = ""
+[health]
+path = "/health"
+interval_ms = 2000
+timeout_ms = 1000
+fall = 2
+rise = 1
+bench_after = 3
+bench_ms = 1000
+bench_max_ms = 30000
+[[pool]]
+name = "chat"
+algorithm = { name = "least-connections" }
+routing_mode = "reject"
+queue_size = 7
+queue_timeout_ms = 8
+[pool.kv]
+block_bytes = 256
+min_match_blocks = 2
+affinity_slack_abs = 2.0
+affinity_slack_rel = 0.25
+kv_capacity_blocks = 0
+[[pool.server]]
+name = "gpu0"
+url = "http://10.0.0.10:8000"
+models = ["a", "b"]
+weight = 2.25
+max_concurrency = 3
+max_input_tokens = 0
+routing_tier = ""
+cluster_id = ""
+routing_keys = []
+input_tps = 0
+api_key_file = "keys/gpu0"
+metrics = "auto"
+[[server]]
+name = "spare"
+url = "unix:run/spare.sock"
+[stargate]
+lb_config_path = ""
+deregistered_model_grace_ms = 900000
+max_connect_retries = 2
+max_request_retries = 2
+metrics_prefix = "stargate_"
+[log]
+format = "json"
+level = "debug"
+access = "off"
+"#;
+
+#[test]
+fn the_whole_reference_file_is_understood() {
+    let settings = parse(REFERENCE).unwrap();
+    assert_eq!(settings.runtime.cores, Cores::List(vec![0, 1, 2, 3]));
+    assert_eq!((settings.log.format, settings.log.level), (LogFormat::Json, LogLevel::Debug));
+    let pool = &settings.pools[0];
+    assert_eq!((pool.algorithm, pool.routing_mode), (Algorithm::LeastConnections, RoutingMode::Reject));
+    assert_eq!((pool.queue_size, pool.queue_timeout_ms), (7, 8));
+    let gpu0 = &pool.servers[0];
+    assert_eq!((gpu0.weight, gpu0.max_concurrency), (2.25, 3));
+    assert_eq!(gpu0.api_key_file.as_deref(), Some(Path::new("/etc/ringway/keys/gpu0")));
+    assert_eq!(
+        settings.servers[0].url,
+        ServerUrl::Unix("/etc/ringway/run/spare.sock".into()),
+        "relative paths are relative to the file"
+    );
+    assert_eq!(parse(&settings.to_toml()).unwrap(), settings);
+}
+
+#[test]
+fn the_effective_file_prints_every_key() {
+    fn keys(value: &toml::Value, path: &str, found: &mut std::collections::BTreeSet<String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (key, value) in table {
+                    keys(value, &format!("{path}.{key}"), found);
+                }
+            }
+            toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
+                items.iter().for_each(|item| keys(item, path, found));
+            }
+            _ => {
+                found.insert(path.to_owned());
+            }
+        }
+    }
+    let (mut wanted, mut printed) = Default::default();
+    let reference = REFERENCE.replace("{ name = \"least-connections\" }", "\"least-connections\"");
+    keys(&toml::Value::Table(reference.parse().unwrap()), "", &mut wanted);
+    keys(&toml::Value::Table(parse(REFERENCE).unwrap().to_toml().parse().unwrap()), "", &mut printed);
+    // The reference shows one standalone server by name and URL only.
+    printed.retain(|key| !key.starts_with(".server.") || wanted.contains(key));
+    assert_eq!(printed, wanted);
+}
+
+#[test]
+fn all_faults_come_at_once_with_path_value_and_expectation() {
+    let text = r#"
+[runtime]
+spin_uss = 3
+[limits]
+connections_max = 0
+half_close = "allways"
+connect_timeout_ms = "2s"
+[[pool]]
+name = "chat"
+[[pool.server]]
+url = "http://10.0.0.1:8000"
+[[pool.server]]
+name = "gpu1"
+url = "http://10.0.0.2:8000"
+weigth = 2
+weight = -1
+models = ["a", "", "a", 7]
+[[server]]
+name = "gpu1"
+url = "http://10.0.0.3:8000"
+"#;
+    assert_eq!(
+        faults(text),
+        [
+            "runtime.spin_uss: 3: unknown key; nearest known key: \"spin_us\"",
+            "limits.connections_max: 0: expected a whole number from 1 to 10000000",
+            "limits.half_close: \"allways\": expected \"abort\" or \"allow\"; nearest: \"allow\"",
+            "limits.connect_timeout_ms: \"2s\": expected a whole number from 1 to 604800000",
+            "pool[0].server[1].models[1]: \"\": expected a model name of 1 to 1024 bytes",
+            "pool[0].server[1].models[2]: \"a\": expected each value once",
+            "pool[0].server[1].models[3]: 7: expected a string",
+            "pool[0].server[1].weight: -1: expected a finite number from 0 to 1000000000",
+            "pool[0].server[1].weigth: 2: unknown key; nearest known key: \"weight\"",
+            "server[0].name: \"gpu1\": expected a name other than pool[0].server[1].name's",
+        ]
+    );
+}
+
+#[test]
+fn unknown_keys_name_the_nearest_or_all() {
+    assert_eq!(
+        faults_with_server("[limit]\nx = 1"),
+        ["limit: (a table): unknown key; nearest known key: \"limits\""]
+    );
+    assert_eq!(
+        faults_with_server("[log]\nqqqqqqqq = 1"),
+        ["log.qqqqqqqq: 1: unknown key; expected \"access\", \"format\" or \"level\""]
+    );
+    let secret = format!("{SERVER}api_key = \"sk-very-secret\"");
+    assert_eq!(
+        faults(&secret),
+        ["server[0].api_key: (not shown): unknown key; nearest known key: \"api_key_file\""]
+    );
+}
+
+#[test]
+fn syntax_faults_have_line_and_column() {
+    let found = faults("a = 1\n[[pool]\nname = \"x\"\nb = = 2\n");
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("line 2, column 8: [[pool]: "), "{found:?}");
+    assert!(found[1].starts_with("line 4, column 5: b = = 2: "), "{found:?}");
+    let twice = faults("[log]\nlevel = \"info\"\nlevel = \"warn\"\n");
+    assert!(twice[0].starts_with("line 3, column 1: level = \"warn\": duplicate key"), "{twice:?}");
+    // Columns count characters, not bytes.
+    assert!(faults("\"é\" = \n")[0].starts_with("line 1, column 7: "), "{:?}", faults("\"é\" = \n"));
+}
+
+#[test]
+fn tables_of_the_wrong_kind_are_one_fault_each() {
+    assert_eq!(
+        faults_with_server("log = 1\nadmin = []\nlistener = { address = \"127.0.0.1:1\" }\npool = [1]"),
+        [
+            "listener: (a table): expected one or more tables: [[listener]]",
+            "admin: []: expected a table: [admin]",
+            "pool[0]: 1: expected a table",
+            "log: 1: expected a table: [log]",
+        ]
+    );
+    assert_eq!(
+        faults("[[pool]]\nserver = { url = \"http://h\" }")[0],
+        "pool[0].server: (a table): expected one or more tables: [[pool.server]]"
+    );
+}
+
+#[test]
+fn what_comes_later_is_refused_unless_it_is_at_its_default() {
+    let refused = [
+        ("[[listener]]\ntls = { certificate = \"c\" }", "listener[0].tls"),
+        ("[[listener]]\nprofile = \"stargate\"", "listener[0].profile"),
+        ("[admin]\ntoken_file = \"t\"", "admin.token_file"),
+        ("[limits]\nkv_memory_bytes_max = 1", "limits.kv_memory_bytes_max"),
+        ("[headers]\ndigest_secret_file = \"s\"", "headers.digest_secret_file"),
+        ("[[key]]\nname = \"team\"", "key"),
+        ("[stargate]\nmax_connect_retries = 3", "stargate.max_connect_retries"),
+        ("[stargate]\nlb_config_path = \"lb.json\"", "stargate.lb_config_path"),
+        ("[log]\naccess = \"stderr\"", "log.access"),
+        ("[[pool]]\n[pool.kv]\nblock_bytes = 512", "pool[0].kv.block_bytes"),
+        ("[[pool]]\n[pool.kv]\naffinity_slack_abs = 3", "pool[0].kv.affinity_slack_abs"),
+    ];
+    for (text, path) in refused {
+        let found = faults_with_server(text);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].starts_with(&format!("{path}: ")) && found[0].contains("not in this version"),
+            "{found:?}"
+        );
+    }
+    for key in [
+        "max_input_tokens = 1",
+        "routing_tier = \"gold\"",
+        "cluster_id = \"c\"",
+        "routing_keys = [\"k\"]",
+        "input_tps = 1.5",
+        "metrics = \"vllm\"",
+    ] {
+        let found = faults(&format!("{SERVER}{key}"));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("not in this version; only the default"), "{found:?}");
+    }
+    assert!(faults(&format!("{SERVER}metrics = \"vlm\""))[0].contains("nearest: \"vllm\""));
+    for accepted in [
+        "key = []",
+        "[stargate]\nmax_connect_retries = 2",
+        "[[pool]]\n[pool.kv]\naffinity_slack_abs = 2",
+        "[log]\naccess = \"off\"",
+    ] {
+        parse(&format!("{accepted}\n{SERVER}")).unwrap();
+    }
+}
+
+#[test]
+fn ten_algorithms_are_known_and_two_run() {
+    for name in ["weighted-round-robin", "least-connections"] {
+        for text in [format!("\"{name}\""), format!("{{ name = \"{name}\" }}")] {
+            let settings = parse(&format!("[[pool]]\nalgorithm = {text}\n{SERVER}")).unwrap();
+            assert_eq!(settings.pools[0].algorithm.name(), name);
+        }
+    }
+    for name in [
+        "sticky-session",
+        "kv-aware",
+        "power-of-n",
+        "wait-and-widen",
+        "round-robin",
+        "random",
+        "pulsar",
+        "pulsar-wait-and-widen",
+    ] {
+        let expected = "not in this version; expected \"weighted-round-robin\" or \"least-connections\"";
+        assert_eq!(
+            faults_with_server(&format!("[[pool]]\nalgorithm = \"{name}\"")),
+            [format!("pool[0].algorithm: \"{name}\": {expected}")]
+        );
+        assert_eq!(
+            faults_with_server(&format!("[[pool]]\nalgorithm = {{ name = \"{name}\", sample_count = 4 }}")),
+            [format!("pool[0].algorithm.name: \"{name}\": {expected}")]
+        );
+    }
+    let near = faults_with_server("[[pool]]\nalgorithm = \"least_connection\"");
+    assert!(near[0].ends_with("nearest: \"least-connections\""), "{near:?}");
+    for (text, path) in [
+        ("{ name = \"least-connections\", slack = 1 }", "pool[0].algorithm.slack: 1: unknown key"),
+        ("{ }", "pool[0].algorithm.name: (missing): expected"),
+        ("7", "pool[0].algorithm: 7: expected the name"),
+        ("{ name = 7 }", "pool[0].algorithm.name: 7: expected"),
+    ] {
+        let found = faults_with_server(&format!("[[pool]]\nalgorithm = {text}"));
+        assert!(found.len() == 1 && found[0].starts_with(path), "{found:?}");
+    }
+}
+
+#[test]
+fn names_are_unique_and_fit_for_headers() {
+    let two_pools = "[[pool]]\nname = \"a\"\n[[pool]]\nname = \"a\"";
+    assert_eq!(
+        faults_with_server(two_pools),
+        ["pool[1].name: \"a\": expected a name other than pool[0].name's"]
+    );
+    assert_eq!(
+        faults_with_server("[[pool]]\nname = \"mixed\""),
+        ["pool[0].name: \"mixed\": expected another name: \"mixed\" is the built-in pool's"]
+    );
+    assert_eq!(
+        faults_with_server("[[pool]]\nname = \"s\""),
+        ["server[0].name: \"s\": expected a name other than pool[0].name's"],
+        "a standalone server's name is also its pool's"
+    );
+    assert_eq!(faults(&SERVER.replace("\"s\"", "\"mixed\"")).len(), 1);
+    for bad in ["", "a b", "a/b", "é", "a\\nb", &"x".repeat(129)] {
+        assert_eq!(faults(&SERVER.replace("\"s\"", &format!("\"{bad}\""))).len(), 1, "{bad}");
+    }
+    // In a pool, a server may bear the pool's name.
+    parse("[[pool]]\nname = \"a\"\n[[pool.server]]\nname = \"a\"\nurl = \"http://h:1\"").unwrap();
+}
+
+#[test]
+fn urls_are_taken_apart() {
+    let parse = |text: &str| ServerUrl::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let v4 = parse("http://10.0.0.1:8000/");
+    assert_eq!(v4.address(), Some(Address::Tcp("10.0.0.1:8000".parse().unwrap())));
+    assert_eq!((v4.host_header().as_str(), v4.base_path()), ("10.0.0.1:8000", ""));
+    let v6 = parse("HTTP://[::1]/engine/a/");
+    assert_eq!(v6.address(), Some(Address::Tcp("[::1]:80".parse().unwrap())));
+    assert_eq!((v6.host_header().as_str(), v6.base_path()), ("[::1]", "/engine/a"));
+    let name = parse("http://GPU-0.example.:65535/b%20c");
+    assert_eq!((name.address(), name.unresolved()), (None, Some(("gpu-0.example.", 65_535))));
+    assert_eq!((name.host_header().as_str(), name.base_path()), ("gpu-0.example.:65535", "/b%20c"));
+    for text in ["unix:/run/e.sock", "unix:///run/e.sock"] {
+        let unix = parse(text);
+        assert_eq!(unix.address(), Some(Address::Unix("/run/e.sock".into())));
+        assert_eq!((unix.host_header().as_str(), unix.default_name().as_str()), ("localhost", "e.sock"));
+    }
+    for text in [
+        "",
+        "10.0.0.1:8000",
+        "ftp://h",
+        "http:/h",
+        "http://",
+        "http://:80",
+        "http://h:",
+        "http://h:0",
+        "http://h:65536",
+        "http://h:+80",
+        "http://h:8o",
+        "http://10.0.0.256",
+        "http://10.0.1",
+        "http://::1",
+        "http://[::1",
+        "http://[::1]x",
+        "http://[10.0.0.1]",
+        "http://a..b",
+        "http://-a",
+        "http://h h",
+        "http://h/a b",
+        "http://h/?q",
+        "http://h#f",
+        "http://user:pw@h",
+        "https://h",
+        "unix:",
+        "unix:/",
+        "unix:a\0b",
+    ] {
+        assert!(ServerUrl::parse(text).is_err(), "{text}");
+    }
+    assert!(ServerUrl::parse("https://h").unwrap_err().contains("not in this version"));
+    assert!(ServerUrl::parse(&format!("unix:/{}", "x".repeat(106))).is_ok());
+    assert!(ServerUrl::parse(&format!("unix:/{}", "x".repeat(107))).is_err());
+    assert!(ServerUrl::parse("unix:x").unwrap().under(Path::new(&"/d".repeat(60))).is_err());
+    let leak = faults("[[server]]\nurl = \"http://me:s3cr@t/@h:1/x\"");
+    assert_eq!(leak.len(), 1, "the server is there, only its URL is faulty: {leak:?}");
+    assert!(!leak[0].contains("s3cr") && !leak[0].contains("me:"), "{leak:?}");
+}
+
+#[test]
+fn cores_are_listed_like_the_kernel_does() {
+    assert_eq!(Cores::parse("0-3,5"), Ok(Cores::List(vec![0, 1, 2, 3, 5])));
+    assert_eq!(Cores::parse(" 7 , 2 - 3 "), Ok(Cores::List(vec![7, 2, 3])));
+    assert_eq!(Cores::parse("0,0,1,1"), Ok(Cores::List(vec![0, 0, 1, 1])));
+    assert_eq!(Cores::parse("all"), Ok(Cores::Allowed));
+    assert_eq!(Cores::List(vec![0, 1, 2, 3, 5, 7, 8, 8]).to_string(), "0-3,5,7-8,8");
+    for bad in ["", ",", "1,", "-1", "1-", "3-1", "a", "+1", "1-2-3", "4096", "0-256"] {
+        assert!(Cores::parse(bad).is_err(), "{bad}");
+    }
+    assert_eq!(faults_with_server("[runtime]\ncores = 4").len(), 1);
+}
+
+#[test]
+fn header_prefix_and_health_path_are_checked() {
+    for prefix in ["X-Ringway-", "Lb-", "X-Request-Router-"] {
+        parse(&format!("[headers]\nprefix = \"{prefix}\"\n{SERVER}")).unwrap();
+    }
+    for prefix in
+        ["", "-", "X-Lifeboat", "X y-", "Ä-", "Content-", "content-x-", "X-", "Set-", "Proxy-", "OpenAI-"]
+    {
+        assert_eq!(faults_with_server(&format!("[headers]\nprefix = \"{prefix}\"")).len(), 1, "{prefix}");
+    }
+    for path in ["", "health", "/a b", "/a#b", "/é", "/a\\r\\nx"] {
+        assert_eq!(faults_with_server(&format!("[health]\npath = \"{path}\"")).len(), 1, "{path}");
+    }
+    parse(&format!("[health]\npath = \"/v1/health?deep=1\"\n{SERVER}")).unwrap();
+}
+
+#[test]
+fn values_are_checked_against_each_other() {
+    assert_eq!(
+        faults_with_server("[health]\nbench_ms = 31000"),
+        ["health.bench_ms: 31000: expected at most bench_max_ms, 30000"]
+    );
+    let same = "[[listener]]\naddress = \"127.0.0.1:1\"\n[[listener]]\naddress = \"127.0.0.1:1\"\n[admin]\naddress = \"127.0.0.1:1\"";
+    assert_eq!(
+        faults_with_server(same),
+        [
+            "listener[1].address: \"127.0.0.1:1\": expected an address other than listener[0].address's",
+            "admin.address: \"127.0.0.1:1\": expected an address other than listener[1].address's",
+        ]
+    );
+    // Port 0 is a different port each time.
+    parse(&format!("{}\n{SERVER}", same.replace(":1\"", ":0\""))).unwrap();
+    for bad in ["localhost:1", "127.0.0.1", ":1", "127.0.0.1:70000", "::1:5"] {
+        assert_eq!(faults_with_server(&format!("[[listener]]\naddress = \"{bad}\"")).len(), 1, "{bad}");
+    }
+}
+
+#[test]
+fn numbers_keep_to_their_ranges() {
+    for (text, ok) in [
+        ("weight = 0", true),
+        ("weight = 0.5", true),
+        ("weight = 1e9", true),
+        ("weight = 1e10", false),
+        ("weight = inf", false),
+        ("weight = nan", false),
+        ("weight = -0.5", false),
+        ("weight = \"1\"", false),
+        ("max_concurrency = 0", true),
+        ("max_concurrency = 1.0", false),
+        ("max_concurrency = 4294967296", false),
+        ("max_concurrency = -1", false),
+        ("max_concurrency = true", false),
+    ] {
+        assert_eq!(parse(&format!("{SERVER}{text}")).is_ok(), ok, "{text}");
+    }
+    let zero = parse(&format!("{SERVER}weight = -0.0")).unwrap().catalog();
+    assert_eq!(&*zero.servers[0].weight_text, "0");
+}
+
+#[test]
+fn flags_are_laid_over_the_file_and_named_in_faults() {
+    let set = |flag: &str, place, value: toml::Value| Override { flag: flag.to_owned(), place, value };
+    let file = r#"
+[runtime]
+spin_us = 5
+[[listener]]
+address = "127.0.0.1:1"
+[[pool]]
+name = "a"
+[[pool.server]]
+url = "http://h:1"
+[[server]]
+url = "http://h:2"
+max_concurrency = 9
+"#;
+    let overrides = [
+        set("--spin-us", Place::Key("runtime", "spin_us"), 7.into()),
+        set("--log-level", Place::Key("log", "level"), "warn".into()),
+        set("--listen", Place::Listeners, vec!["127.0.0.1:2", "127.0.0.1:3"].into()),
+        set("--algorithm", Place::EveryPool("algorithm"), "least-connections".into()),
+        set("--max-concurrency", Place::EveryServer("max_concurrency"), 4.into()),
+    ];
+    let settings = Settings::parse(file, Path::new(""), &overrides).unwrap();
+    assert_eq!((settings.runtime.spin_us, settings.log.level), (7, LogLevel::Warn));
+    let ports: Vec<u16> = settings.listeners.iter().map(|listener| listener.address.port()).collect();
+    assert_eq!(ports, [2, 3]);
+    assert_eq!(settings.pools[0].algorithm, Algorithm::LeastConnections);
+    assert!(settings.all_servers().all(|server| server.max_concurrency == 4));
+
+    let backends = set("--backend", Place::Backends, vec!["http://h:7/a=b", "n=unix:/run/s=1"].into());
+    // Laid first, wherever it stands.
+    let overrides = [overrides[3].clone(), overrides[4].clone(), backends];
+    let settings = Settings::parse(file, Path::new(""), &overrides).unwrap();
+    assert_eq!((settings.pools.len(), settings.servers.len()), (1, 0));
+    let pool = &settings.pools[0];
+    assert_eq!((pool.name.as_str(), pool.algorithm), ("default", Algorithm::LeastConnections));
+    let servers: Vec<_> = pool.servers.iter().map(|s| (s.name.as_str(), s.url.to_string())).collect();
+    assert_eq!(servers, [("h:7", "http://h:7/a=b".to_owned()), ("n", "unix:/run/s=1".to_owned())]);
+
+    let bad = [
+        set("--spin-us", Place::Key("runtime", "spin_us"), (-1).into()),
+        set("--listen", Place::Listeners, vec!["nowhere"].into()),
+        set("--backend", Place::Backends, vec!["http://h:1", "h:2", "http://h:1"].into()),
+        set("--routing-mode", Place::EveryPool("routing_mode"), "wait".into()),
+        set("--max-concurrency", Place::EveryServer("max_concurrency"), (-3).into()),
+    ];
+    let found = Settings::parse("[health]\nfall = 0", Path::new(""), &bad).unwrap_err();
+    let paths: Vec<&str> = found.0.iter().map(|fault| fault.path.as_str()).collect();
+    let wanted = [
+        "--spin-us",
+        "--listen",
+        "health.fall",
+        "--routing-mode",
+        "--max-concurrency",
+        "--backend",
+        "--max-concurrency",
+        "--max-concurrency",
+        "--backend",
+    ];
+    assert_eq!(paths, wanted, "{found}");
+}
+
+#[test]
+fn key_files_are_read_and_their_content_is_not_shown() {
+    let text = format!("{SERVER}api_key_file = \"a\"\n[[server]]\nurl = \"http://h\"\napi_key_file = \"/b\"");
+    let mut settings = parse(&text).unwrap();
+    settings
+        .load_keys(|path| match path.to_str() {
+            Some("/etc/ringway/a") => Ok("  sk-1\n".to_owned()),
+            Some("/b") => Ok("sk-2".to_owned()),
+            _ => Err("no such file".to_owned()),
+        })
+        .unwrap();
+    assert_eq!(settings.catalog().servers[0].api_key.as_deref(), Some("sk-1"));
+    let shown = format!("{settings:?}{}", settings.to_toml());
+    assert!(!shown.contains("sk-1") && !shown.contains("sk-2"), "{shown}");
+    for (content, reason) in [(Ok(""), "one key"), (Ok("a b"), "one key"), (Err("denied"), "denied")] {
+        let read = |_: &Path| content.map(str::to_owned).map_err(str::to_owned);
+        let found = parse(&text).unwrap().load_keys(read).unwrap_err();
+        assert_eq!(found.len(), 2, "every fault at once");
+        assert!(
+            found.0[0].path == "server[0].api_key_file" && found.0[0].expected.contains(reason),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn warnings_tell_what_is_probably_not_meant() {
+    let quiet = parse(SERVER).unwrap();
+    assert_eq!(quiet.warnings(), Vec::<String>::new());
+    let loud = r#"
+[admin]
+address = "0.0.0.0:29000"
+[[pool]]
+name = "empty"
+[[server]]
+name = "a"
+url = "http://h:1/v1"
+weight = 0
+[[server]]
+name = "b"
+url = "http://H:1/v1/"
+weight = 0
+"#;
+    let warnings = parse(loud).unwrap().warnings().join("\n");
+    for word in ["admin.address", "/v1/v1/", "a and b share", "pool empty", "weight 0"] {
+        assert!(warnings.contains(word), "{word}: {warnings}");
+    }
+}
+
+#[test]
+fn the_catalog_numbers_pools_and_servers_in_order() {
+    let text = r#"
+[[pool]]
+name = "chat"
+queue_size = 5
+[[pool.server]]
+name = "a"
+url = "http://10.0.0.1:8000/base"
+models = ["m"]
+weight = 0.5
+[[pool]]
+name = "embed"
+[[pool.server]]
+name = "b"
+url = "http://gpu.example:8000"
+[[server]]
+name = "spare"
+url = "unix:/s"
+models = ["m"]
+"#;
+    let catalog = parse(text).unwrap().catalog();
+    let pools: Vec<&str> = catalog.pools.iter().map(|pool| &*pool.name).collect();
+    assert_eq!(pools, ["chat", "embed", "mixed", "spare"]);
+    assert_eq!((catalog.pools[0].queue_size, catalog.pools[2].queue_size), (5, 1_024));
+    let servers: Vec<_> =
+        catalog.servers.iter().map(|s| (&*s.name, s.pool.map(|p| p.0), &*s.weight_text)).collect();
+    assert_eq!(servers, [("a", Some(0), "0.5"), ("b", Some(1), "1"), ("spare", None, "1")]);
+    assert_eq!(catalog.servers[0].address, Some(Address::Tcp("10.0.0.1:8000".parse().unwrap())));
+    assert_eq!((&*catalog.servers[0].base_path, &*catalog.servers[0].host), ("/base", "10.0.0.1:8000"));
+    assert_eq!((&catalog.servers[1].address, &catalog.servers[1].models), (&None, &None));
+    let url = ServerUrl::parse(&catalog.servers[1].url).unwrap();
+    assert_eq!(url.unresolved(), Some(("gpu.example", 8_000)), "a catalog's URL can be read again");
+    assert!(catalog.learning);
+    let group = catalog.group(catalog.models[&b"m"[..]]);
+    assert_eq!((group.candidates.len(), group.pool.0), (2, 2));
+    assert_eq!(catalog.version, 1);
+}
+
+fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
+    let host = prop_oneof![
+        any::<std::net::IpAddr>().prop_map(Host::Ip),
+        "[a-z][a-z0-9-]{0,8}[a-z](\\.[a-z]{1,5})?".prop_map(Host::Name),
+    ];
+    let url = prop_oneof![
+        3 => (host, 1..=u16::MAX, "(/[a-z0-9%._-]{1,6}){0,2}")
+            .prop_map(|(host, port, base_path)| ServerUrl::Http { host, port, base_path }),
+        1 => "/[a-zé\"\\\\ ]{1,20}".prop_map(|path| ServerUrl::Unix(path.into())),
+    ];
+    let weight =
+        prop_oneof![Just(0.0), Just(1.0), 0.0..1e9_f64, (0..1_000_u32).prop_map(|n| f64::from(n) / 8.0)];
+    let models =
+        proptest::collection::hash_set("[^\\p{Cc}]{1,12}", 0..4).prop_map(|m| m.into_iter().collect());
+    let key_file = proptest::option::of("/[^\\p{Cc}/]{1,10}".prop_map(Into::into));
+    ("[a-zA-Z0-9._~:@-]{1,10}", url, models, weight, 0..=1_000_000_u32, key_file).prop_map(
+        move |(name, url, models, weight, max_concurrency, api_key_file)| ServerSettings {
+            name: format!("{name}{index}"),
+            url,
+            models,
+            weight,
+            max_concurrency,
+            api_key_file,
+            api_key: None,
+        },
+    )
+}
+
+fn servers(from: usize, least: usize) -> impl Strategy<Value = Vec<ServerSettings>> {
+    (least..4_usize).prop_flat_map(move |count| (from..from + count).map(server_settings).collect::<Vec<_>>())
+}
+
+fn pool_settings(index: usize) -> impl Strategy<Value = PoolSettings> {
+    let algorithm = prop_oneof![Just(Algorithm::WeightedRoundRobin), Just(Algorithm::LeastConnections)];
+    let mode = prop_oneof![Just(RoutingMode::Queue), Just(RoutingMode::Reject), Just(RoutingMode::Unlimited)];
+    (algorithm, mode, 0..=1_000_000_u32, 1..=sections::MS_MAX, servers(100 * index, 0)).prop_map(
+        move |(algorithm, routing_mode, queue_size, queue_timeout_ms, servers)| PoolSettings {
+            name: format!("pool-{index}"),
+            algorithm,
+            routing_mode,
+            queue_size,
+            queue_timeout_ms,
+            servers,
+        },
+    )
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let cores = prop_oneof![
+        Just(Cores::Allowed),
+        proptest::collection::btree_set(0..4_096_usize, 1..40)
+            .prop_map(|c| Cores::List(c.into_iter().collect())),
+    ];
+    let driver = prop_oneof![Just(Driver::Auto), Just(Driver::IoUring), Just(Driver::Epoll)];
+    let runtime = (cores, driver, 0..=100_000_u64).prop_map(|(cores, driver, spin_us)| Runtime {
+        cores,
+        driver,
+        spin_us,
+    });
+    let address = |port: u16| any::<std::net::IpAddr>().prop_map(move |ip| SocketAddr::new(ip, port));
+    let limits = (1..1_u64 << 40, 0..1_u64 << 30, 1..sections::MS_MAX, any::<bool>()).prop_map(
+        |(body, classify, ms, half)| Limits {
+            body_bytes_max: body,
+            classify_bytes_max: classify,
+            connect_timeout_ms: ms,
+            drain_settle_ms: 0,
+            half_close: if half { HalfClose::Allow } else { HalfClose::Abort },
+            ..Limits::default()
+        },
+    );
+    let health = ("/[a-z?=&]{0,9}", 1..=1_000_u32, 1..1_000_u64).prop_map(|(path, fall, bench_ms)| Health {
+        path,
+        fall,
+        bench_ms,
+        ..Health::default()
+    });
+    let pools = (0..3_usize).prop_flat_map(|count| (0..count).map(pool_settings).collect::<Vec<_>>());
+    let log = (any::<bool>(), any::<bool>()).prop_map(|(json, trace)| Log {
+        format: if json { LogFormat::Json } else { LogFormat::Text },
+        level: if trace { LogLevel::Trace } else { LogLevel::Error },
+    });
+    (
+        runtime,
+        (address(1), address(2), address(0)),
+        limits,
+        "X-[A-Za-z]{3,9}-",
+        health,
+        pools,
+        servers(900, 1),
+        log,
+    )
+        .prop_map(|(runtime, (first, second, admin), limits, prefix, health, pools, servers, log)| {
+            Settings {
+                runtime,
+                listeners: [first, second]
+                    .map(|address| Listener { address, profile: Profile::OpenAi })
+                    .to_vec(),
+                admin: Admin { address: admin },
+                limits,
+                headers: Headers { prefix },
+                health,
+                pools,
+                servers,
+                log,
+            }
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn printed_settings_read_as_themselves(settings in settings()) {
+        let text = settings.to_toml();
+        match parse(&text) {
+            Ok(again) => prop_assert_eq!(again, settings),
+            Err(faults) => prop_assert!(false, "{}\n{}", faults, text),
+        }
+    }
+
+    #[test]
+    fn any_text_gives_settings_or_faults(text in "[\\[\\]a-z_=\"{}.,\\n 0-9]{0,80}") {
+        if let Err(faults) = parse(&text) {
+            prop_assert!(!faults.is_empty());
+        }
+    }
+}

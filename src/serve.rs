@@ -1,0 +1,177 @@
+//! `ringway serve`: binds, starts the shards, and becomes the control thread.
+//!
+//! *Errors*: whatever keeps the router from starting ends it with exit code 2, what it was and what to do about it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+
+use crate::cli::exit;
+use crate::clock::Clock;
+use crate::control::signals::Signals;
+use crate::control::{self, Options};
+use crate::limits::SHARDS_MAX;
+use crate::mesh;
+use crate::proto::config::{self, Cores, HalfClose, Settings};
+use crate::proto::dispatcher::DispatcherOptions;
+use crate::proto::http1::HeadLimits;
+use crate::proto::ids::ShardId;
+use crate::runtime::Driver;
+use crate::shard::state::SessionLimits;
+use crate::shard::{self, ShardOptions, listener};
+
+/// Stack of a shard's thread: its futures live on the heap.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Runs the router until it is told to stop; returns the exit code.
+pub fn serve(settings: &Settings) -> u8 {
+    match start(settings) {
+        Ok(code) => code,
+        Err(text) => {
+            eprintln!("ringway: cannot start: {text}");
+            exit::NOT_STARTED
+        }
+    }
+}
+
+fn start(settings: &Settings) -> Result<u8, String> {
+    crate::log::init(&settings.log);
+    for warning in settings.warnings() {
+        tracing::warn!("{warning}");
+    }
+    raise_descriptor_limit(settings.limits.connections_max);
+    let cores = cores(&settings.runtime.cores)?;
+    let signals = Signals::register().map_err(|e| format!("signal handlers: {e}"))?;
+    let clock = Clock::new();
+    let (ports, control_port) = mesh::build(cores.len()).map_err(|e| {
+        format!("wake-up descriptors for {} shards: {e}; raise the descriptor limit (ulimit -n)", cores.len())
+    })?;
+    let mut lines = Vec::new();
+    let mut per_shard: Vec<Vec<TcpListener>> = cores.iter().map(|_| Vec::new()).collect();
+    for one in &settings.listeners {
+        let mut address = one.address;
+        for listeners in &mut per_shard {
+            let bound = listener::bind(address).map_err(|e| cannot_listen(address, &e))?;
+            // Port 0: the first shard's listener says which port the others share.
+            address = bound.local_addr().map_err(|e| cannot_listen(address, &e))?;
+            listeners.push(bound);
+        }
+        lines.push(format!("listening http {address} profile={}", one.profile.name()));
+    }
+    let admin =
+        TcpListener::bind(settings.admin.address).map_err(|e| cannot_listen(settings.admin.address, &e))?;
+    let address = admin.local_addr().map_err(|e| cannot_listen(settings.admin.address, &e))?;
+    lines.push(format!("listening admin {address}"));
+
+    let catalog = settings.catalog();
+    let limits = session_limits(settings, cores.len());
+    let health = &settings.health;
+    for (index, ((core, port), listeners)) in cores.iter().zip(ports).zip(per_shard).enumerate() {
+        let options = ShardOptions {
+            id: ShardId(index as u8),
+            shards: cores.len(),
+            core: Some(*core),
+            driver: match settings.runtime.driver {
+                config::Driver::Auto => Driver::Auto,
+                config::Driver::IoUring => Driver::IoUring,
+                config::Driver::Epoll => Driver::Epoll,
+            },
+            spin_us: settings.runtime.spin_us,
+            limits: limits.clone(),
+            header_prefix: settings.headers.prefix.as_str().into(),
+            dispatcher: DispatcherOptions {
+                bench_after: health.bench_after,
+                bench_ms: health.bench_ms,
+                bench_max_ms: health.bench_max_ms,
+                ..DispatcherOptions::default()
+            },
+            catalog: catalog.clone(),
+            port,
+            listeners,
+            clock,
+        };
+        thread::Builder::new()
+            .name(format!("shard-{index}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || shard::run(options))
+            .map_err(|e| format!("thread of shard {index}: {e}"))?;
+    }
+    let ready = move || {
+        use std::io::Write;
+        let mut out = std::io::stdout().lock();
+        // A closed stdout concerns whoever closed it.
+        let _ = writeln!(out, "{}\nready", lines.join("\n")).and_then(|()| out.flush());
+    };
+    control::run(Options::new(settings), clock, control_port, catalog, admin, signals, ready)
+        .map_err(|e| format!("control thread: {e}"))
+}
+
+fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> String {
+    let advice = match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "; another process listens there: stop it, or choose another port (port 0 takes a free one)"
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need CAP_NET_BIND_SERVICE, or choose a higher one"
+        }
+        std::io::ErrorKind::AddrNotAvailable => "; no interface of this host has that address",
+        _ => "",
+    };
+    format!("listen on {address}: {error}{advice}")
+}
+
+fn cores(cores: &Cores) -> Result<Vec<usize>, String> {
+    match cores {
+        Cores::List(list) => Ok(list.clone()),
+        Cores::Allowed => {
+            let allowed = core_affinity::get_core_ids().unwrap_or_default();
+            if allowed.is_empty() {
+                return Err("the process's affinity mask cannot be read; name the cores with --cores".into());
+            }
+            Ok(allowed.into_iter().map(|core| core.id).take(SHARDS_MAX).collect())
+        }
+    }
+}
+
+fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
+    let limits = &settings.limits;
+    let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    SessionLimits {
+        head: HeadLimits::new(
+            u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX),
+            settings.headers.prefix.as_bytes(),
+        ),
+        body_bytes_max: limits.body_bytes_max,
+        classify_bytes_max: bytes(limits.classify_bytes_max.min(limits.replay_bytes_max)),
+        buffered_bytes_max: bytes(limits.buffered_bytes_max) / shards,
+        connections_max: u32::try_from(limits.connections_max).unwrap_or(u32::MAX),
+        client_head_timeout_ms: limits.client_head_timeout_ms,
+        client_body_idle_timeout_ms: limits.client_body_idle_timeout_ms,
+        half_close_allowed: limits.half_close == HalfClose::Allow,
+        connect_timeout_ms: limits.connect_timeout_ms,
+        response_head_timeout_ms: limits.response_head_timeout_ms,
+        between_bytes_timeout_ms: limits.between_bytes_timeout_ms,
+        total_timeout_ms: limits.total_timeout_ms,
+        keepalive_timeout_ms: limits.keepalive_timeout_ms,
+    }
+}
+
+/// Asks for as many descriptors as the connections may need: one for the client, one for the server.
+fn raise_descriptor_limit(connections_max: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid, writable `struct rlimit`.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return;
+    }
+    let want = connections_max.saturating_mul(2).saturating_add(1024);
+    if limit.rlim_cur < want {
+        limit.rlim_cur = want.min(limit.rlim_max);
+        // SAFETY: as above; failing leaves the limit as it was.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    }
+    if limit.rlim_cur < want {
+        tracing::warn!(
+            "descriptor limit is {}; limits.connections_max = {connections_max} may need {want} (ulimit -n, LimitNOFILE=)",
+            limit.rlim_cur
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! The client's side of a connection: bytes read and not yet used, and the watch for the client going away.
+//!
+//! *Invariant*: no buffer waits for the client: a poll does, and what has arrived is read without waiting.
+//! *Bound*: bytes of later requests that arrive early are kept up to [`EARLY_BYTES_MAX`]; beyond it nothing is read until
+//! the present request is done (the kernel's window then holds the client), and a look at the socket every [`LOOK`]
+//! replaces the watch.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use monoio::time::{Sleep, sleep};
+
+use super::armed::ArmedPoll;
+use super::buffers::MEDIUM_BYTES;
+use super::deadline::{Action, Timer};
+use super::socket::Socket;
+use super::state::Shard;
+use crate::clock::Nanos;
+
+/// Early bytes of later requests kept per connection.
+pub const EARLY_BYTES_MAX: usize = 64 * 1024;
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Why no more bytes come from the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It closed, or its sending side.
+    Closed,
+    /// Its connection failed.
+    Failed,
+    /// Our deadline passed.
+    Deadline,
+}
+
+/// The client went away while something else was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+/// See the module's text.
+pub struct Client {
+    pub shard: Rc<Shard>,
+    pub socket: Socket,
+    pub timer: Timer,
+    /// Bytes received; the first `used` are done with.
+    inbox: Vec<u8>,
+    used: usize,
+    armed: ArmedPoll,
+    /// The client has shut its sending side down (or failed).
+    end: Option<End>,
+    /// Runs while the watch cannot read because too much has come early.
+    look: Option<Pin<Box<Sleep>>>,
+}
+
+impl Client {
+    pub fn new(shard: Rc<Shard>, socket: Socket, timer: Timer) -> Client {
+        Client {
+            shard,
+            socket,
+            timer,
+            inbox: Vec::new(),
+            used: 0,
+            armed: ArmedPoll::default(),
+            end: None,
+            look: None,
+        }
+    }
+
+    /// Bytes received and not yet used.
+    pub fn unread(&self) -> &[u8] {
+        &self.inbox[self.used..]
+    }
+
+    /// Why no more bytes come, if so.
+    pub fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// The first `n` unread bytes are done with.
+    pub fn consume(&mut self, n: usize) {
+        self.used += n;
+        debug_assert!(self.used <= self.inbox.len());
+        if self.used == self.inbox.len() {
+            self.used = 0;
+            let inbox = std::mem::take(&mut self.inbox);
+            self.shard.buffers.give(inbox);
+        }
+    }
+
+    /// Takes the inbox out, for writing from it without a copy; its unread part begins at the offset returned.
+    pub fn lend(&mut self) -> (Vec<u8>, usize) {
+        (std::mem::take(&mut self.inbox), std::mem::take(&mut self.used))
+    }
+
+    /// Gives a lent inbox back. What came meanwhile goes behind it.
+    pub fn restore(&mut self, mut inbox: Vec<u8>, used: usize) {
+        inbox.extend_from_slice(self.unread());
+        let late = std::mem::replace(&mut self.inbox, inbox);
+        self.used = used;
+        self.shard.buffers.give(late);
+    }
+
+    /// Takes what has arrived, at most `limit` bytes. False: nothing was there.
+    fn take(&mut self, limit: usize) -> bool {
+        if self.end.is_some() {
+            return false;
+        }
+        if self.inbox.capacity() == 0 {
+            self.inbox = self.shard.buffers.take(MEDIUM_BYTES);
+        } else if self.inbox.len() == self.inbox.capacity() {
+            self.inbox.reserve(MEDIUM_BYTES.min(limit));
+        }
+        match self.socket.try_read(&mut self.inbox, limit) {
+            Ok(None) => return false,
+            Ok(Some(n)) if n > 0 => return true,
+            Ok(_) if self.timer.fired() => self.end = Some(End::Deadline),
+            Ok(_) => self.end = Some(End::Closed),
+            Err(_) if self.timer.fired() => self.end = Some(End::Deadline),
+            Err(_) => self.end = Some(End::Failed),
+        }
+        false
+    }
+
+    /// Waits for the socket to have something to read. False: the deadline passed first, with [`Action::Wake`].
+    async fn readable(&mut self) -> bool {
+        std::future::poll_fn(|cx| match self.armed.poll_readable(&self.socket, cx) {
+            Poll::Ready(_) => Poll::Ready(true),
+            Poll::Pending => self.timer.poll_woken(cx).map(|()| false),
+        })
+        .await
+    }
+
+    /// Waits until something has come. `Ok(false)`: the deadline passed first, with [`Action::Wake`].
+    pub async fn more(&mut self) -> Result<bool, End> {
+        self.more_of(usize::MAX).await
+    }
+
+    async fn more_of(&mut self, limit: usize) -> Result<bool, End> {
+        loop {
+            if let Some(end) = self.end {
+                return Err(end);
+            }
+            if !self.readable().await {
+                return Ok(false);
+            }
+            if self.take(limit) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Reads until `want` unread bytes are there; nothing beyond them is taken. Each wait may last `idle_ms`.
+    pub async fn fill(&mut self, want: usize, idle_ms: u64) -> Result<(), End> {
+        while self.unread().len() < want {
+            let missing = want - self.unread().len();
+            if self.inbox.capacity() - self.inbox.len() < missing {
+                self.inbox.reserve_exact(missing);
+            }
+            // What has arrived meanwhile needs no waiting.
+            if !self.take(missing) {
+                self.arm_deadline(idle_ms, Action::ShutRead);
+                self.more_of(missing).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes of the body and appends them to `buf`, at most `limit`; the inbox must be empty.
+    pub async fn read_body(&mut self, buf: &mut Vec<u8>, limit: usize) -> Result<usize, End> {
+        debug_assert!(self.unread().is_empty());
+        loop {
+            if let Some(end) = self.end {
+                return Err(end);
+            }
+            match self.socket.try_read(buf, limit) {
+                Ok(Some(n)) if n > 0 => return Ok(n),
+                Ok(None) => {
+                    self.readable().await;
+                }
+                _ if self.timer.fired() => self.end = Some(End::Deadline),
+                Ok(_) => self.end = Some(End::Closed),
+                Err(_) => self.end = Some(End::Failed),
+            }
+        }
+    }
+
+    /// Puts the connection to rest: only the timer goes on. Nothing may be unread.
+    pub fn rest(self) -> Timer {
+        debug_assert!(self.unread().is_empty());
+        self.timer
+    }
+
+    /// At `ms` from now (0: never), do `action` to the client's socket.
+    pub fn arm_deadline(&self, ms: u64, action: Action) {
+        self.timer.arm(self.shard.deadline(ms), self.socket.fd(), action);
+    }
+
+    /// As [`Client::arm_deadline`], between requests.
+    pub fn arm_idle(&self, at: Nanos, action: Action) {
+        self.timer.arm_idle(at, self.socket.fd(), action);
+    }
+
+    /// Polls the watch. Ready once the client has gone: it closed (or, where half-closing is allowed, its connection
+    /// failed).
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Gone> {
+        loop {
+            match self.end {
+                Some(End::Closed) if self.shard.limits.half_close_allowed => return Poll::Pending,
+                Some(_) => return Poll::Ready(Gone),
+                None => {}
+            }
+            let woken = match self.unread().len() < EARLY_BYTES_MAX {
+                true => self.armed.poll_readable(&self.socket, cx).map(|_| ()),
+                false => self.poll_look(cx),
+            };
+            match woken {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(()) if self.unread().len() < EARLY_BYTES_MAX => {
+                    self.take(EARLY_BYTES_MAX);
+                }
+                Poll::Ready(()) => {}
+            }
+        }
+    }
+
+    /// Instead of reading: every now and then asks the kernel whether the client has shut its side down.
+    fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.armed.disarm();
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
+        if look.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.look = None;
+        if self.socket.hung_up() {
+            self.end = Some(End::Closed);
+        }
+        Poll::Ready(())
+    }
+
+    /// Waits for `work` while watching the client. If the client goes first, `work` is dropped.
+    pub async fn watch<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut work = pin!(work);
+        std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(value) => Poll::Ready(Ok(value)),
+            Poll::Pending => self.poll_gone(cx).map(Err),
+        })
+        .await
+    }
+}

@@ -1,0 +1,197 @@
+//! Takes in a request's body, as far as routing wants to see it: whole if it is small, its beginning if not.
+//!
+//! *Bound*: `classify_bytes_max` per request, and the shard's part of `buffered_bytes_max` over all; beyond either the
+//! rest streams through.
+//! *Errors*: [`Stop`]: a body over its limit, malformed chunks, a client that stops sending or goes.
+
+use std::borrow::Cow;
+
+use super::client::{Client, End};
+use super::deadline::Action;
+use super::session::Desk;
+use crate::proto::classify;
+use crate::proto::error::Rejection;
+use crate::proto::http1::{BodyReader, Framing};
+
+/// Why a request does not get as far as routing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The client went away.
+    Gone,
+    Refuse(Rejection, &'static str),
+}
+
+impl From<End> for Stop {
+    fn from(end: End) -> Stop {
+        match end {
+            End::Closed | End::Failed => Stop::Gone,
+            End::Deadline => {
+                Stop::Refuse(Rejection::RequestTimeout, "the client stopped sending the request body")
+            }
+        }
+    }
+}
+
+pub const MALFORMED_CHUNK: &str = "malformed chunked body";
+pub const TOO_LARGE: &str = "the request body is over the size limit (limits.body_bytes_max)";
+
+/// The part of a request's body that is in hand.
+pub struct Intake {
+    /// Follows the body; stands behind what is in hand.
+    pub reader: BodyReader,
+    pub framing: Framing,
+    /// Bytes behind the head, in the client's inbox, that are in hand; as they came.
+    pub raw: usize,
+    /// Bytes of content so far.
+    pub content: u64,
+    /// Head and body have been taken out of the inbox: the body streams through.
+    pub streams: bool,
+    held: Held,
+}
+
+/// Bytes accounted to the shard's buffer budget; given back on drop.
+struct Held {
+    shard: std::rc::Rc<super::state::Shard>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Whether `more` bytes may be held too.
+    fn grow(&mut self, more: usize) -> bool {
+        let total = self.shard.buffered_bytes.get() + more;
+        let fits = total <= self.shard.limits.buffered_bytes_max;
+        if fits {
+            self.shard.buffered_bytes.set(total);
+            self.bytes += more;
+        }
+        fits
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shard.buffered_bytes.set(self.shard.buffered_bytes.get() - self.bytes);
+    }
+}
+
+/// Whether the whole of the body has already been received. False for chunked bodies: only reading them tells.
+pub fn in_hand(client: &Client, desk: &Desk) -> bool {
+    match desk.head.framing {
+        Framing::None => true,
+        Framing::Length(n) => (client.unread().len() - desk.head.head_len) as u64 >= n,
+        Framing::Chunked | Framing::UntilClose => false,
+    }
+}
+
+impl Intake {
+    /// Reads what routing may want. A client that waits for `100 Continue` gets it here: by now nothing stands against
+    /// its body but its size, which has been checked too.
+    pub async fn read(client: &mut Client, desk: &mut Desk) -> Result<Intake, Stop> {
+        let framing = desk.head.framing;
+        let held = Held { shard: client.shard.clone(), bytes: 0 };
+        let mut intake =
+            Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, streams: false, held };
+        if let Framing::Length(n) = framing
+            && n > client.shard.limits.body_bytes_max
+        {
+            return Err(Stop::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
+        }
+        if desk.head.expect_continue
+            && !intake.reader.is_done()
+            && client.unread().len() == desk.head.head_len
+        {
+            let mut out = client.shard.buffers.take(32);
+            out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            client.arm_deadline(client.shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
+            let (result, out) = client.socket.write_all(out).await;
+            client.shard.buffers.give(out);
+            if result.is_err() {
+                return Err(Stop::Gone);
+            }
+        }
+        match framing {
+            Framing::Length(n) => intake.read_length(client, desk, n).await?,
+            Framing::Chunked => intake.read_chunked(client, desk).await?,
+            Framing::None | Framing::UntilClose => {}
+        }
+        Ok(intake)
+    }
+
+    async fn read_length(&mut self, client: &mut Client, desk: &Desk, n: u64) -> Result<(), Stop> {
+        let limits = &client.shard.limits;
+        let idle_ms = limits.client_body_idle_timeout_ms;
+        let here = client.unread().len() - desk.head.head_len;
+        let mut want = n.min(limits.classify_bytes_max as u64) as usize;
+        if want > here && !self.held.grow(want - here) {
+            want = here;
+        }
+        client.fill(desk.head.head_len + want, idle_ms).await?;
+        let bytes = &client.unread()[desk.head.head_len..][..want];
+        let advance = self.reader.advance(bytes).expect("a length cannot be malformed");
+        (self.raw, self.content) = (advance.consumed, advance.consumed as u64);
+        Ok(())
+    }
+
+    async fn read_chunked(&mut self, client: &mut Client, desk: &mut Desk) -> Result<(), Stop> {
+        let (classify_max, body_max, idle_ms) = {
+            let limits = &client.shard.limits;
+            (limits.classify_bytes_max, limits.body_bytes_max, limits.client_body_idle_timeout_ms)
+        };
+        desk.body.clear();
+        loop {
+            let start = desk.head.head_len + self.raw;
+            while self.raw + desk.head.head_len < client.unread().len() && !self.reader.is_done() {
+                let bytes = &client.unread()[desk.head.head_len + self.raw..];
+                let decoded =
+                    self.reader.decode(bytes).map_err(|e| Stop::Refuse(Rejection::BadRequest, e.what))?;
+                desk.body.extend_from_slice(&bytes[decoded.data]);
+                self.raw += decoded.consumed;
+            }
+            self.content = desk.body.len() as u64;
+            if self.content > body_max {
+                return Err(Stop::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
+            }
+            let taken = desk.head.head_len + self.raw - start;
+            if self.reader.is_done() || desk.body.len() >= classify_max || !self.held.grow(2 * taken) {
+                return Ok(());
+            }
+            client.arm_deadline(idle_ms, Action::ShutRead);
+            client.more().await?;
+        }
+    }
+
+    /// The whole body is in hand.
+    pub fn whole(&self) -> bool {
+        self.reader.is_done()
+    }
+
+    /// The request is over: what of it is still in the inbox is done with.
+    pub fn spend(&self, client: &mut Client, desk: &Desk) {
+        if !self.streams {
+            client.consume(desk.head.head_len + self.raw);
+        }
+    }
+
+    /// The content in hand, without chunk framing.
+    pub fn bytes<'a>(&self, client: &'a Client, desk: &'a Desk) -> &'a [u8] {
+        match self.framing {
+            Framing::Chunked => &desk.body,
+            _ => &client.unread()[desk.head.head_len..][..self.raw],
+        }
+    }
+
+    /// The model that the request names, where it can be read.
+    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<Cow<'a, [u8]>> {
+        let bytes = self.bytes(client, desk);
+        if bytes.is_empty() || desk.head.content_encoding.is_some() {
+            return None;
+        }
+        match desk.head.content_type.map(|span| span.of(client.unread())) {
+            Some(kind) if kind.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/")) => {
+                classify::peek_multipart(kind, bytes).model
+            }
+            _ if self.whole() => classify::peek(bytes).model,
+            _ => classify::peek_prefix(bytes).model,
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! One client connection, from accept to close: the request's walk through the rooms, in [`exchange`].
+//!
+//! *Invariants*: a request is answered once, by an engine or by a rejection, or its client has gone. A permit taken is
+//! given back on every way out. Nothing of a request reaches a server before its head was found beyond doubt.
+//! *Bound*: an idle connection holds no buffer and no large future: it waits for readability. What a request needs is
+//! boxed while the connection is busy and for [`REST_AFTER_MS`] after.
+//! *Source*: RFC 9112 sections 9.3 (persistence), 9.3.2 (pipelining), 9.6 (tear-down); RFC 9110 section 10.1.1 (Expect).
+
+use std::rc::Rc;
+
+use super::client::{Client, End};
+use super::deadline::{Action, Timer};
+use super::forward;
+use super::intake::{self, Intake, Stop};
+use super::reply::{self, Known};
+use super::socket::Socket;
+use super::state::Shard;
+use crate::proto::classify::{Api, Endpoint};
+use crate::proto::error::Rejection;
+use crate::proto::http1::{HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
+use crate::proto::message::Phase;
+
+/// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
+const REST_AFTER_MS: u64 = 1_000;
+/// How long a refused client that still sends is read from, so that it gets to read its answer before the connection goes.
+const LINGERING_CLOSE_MS: u64 = 2_000;
+
+/// Scratch of a busy connection, reused from request to request.
+#[derive(Default)]
+pub struct Desk {
+    pub head: RequestHead,
+    pub reply: ResponseHead,
+    /// A chunked body's content, as far as it is in hand.
+    pub body: Vec<u8>,
+    /// Lines that the router adds to an answer.
+    pub lines: Vec<u8>,
+}
+
+/// What happens to the connection after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// The next request may follow.
+    Next,
+    /// Nothing came for a while: rest.
+    Rest,
+    /// Close; the client has all it gets.
+    Close,
+    /// Close, but let a client that still sends read the answer first.
+    LingeringClose,
+    /// The client went away before it had its answer.
+    Gone,
+}
+
+/// Serves one client connection until it ends.
+pub async fn serve(shard: Rc<Shard>, socket: Socket) {
+    let _open = Open::new(&shard);
+    let mut timer = shard.deadlines.timer();
+    loop {
+        timer.arm_idle(shard.deadline(shard.limits.keepalive_timeout_ms), socket.fd(), Action::ShutRead);
+        if socket.readable().await.is_err() || timer.fired() {
+            return;
+        }
+        shard.read_clock();
+        match Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await {
+            Some(back) => timer = back,
+            None => return,
+        }
+    }
+}
+
+/// Serves requests while they come in quick succession. `None`: the connection is over.
+async fn busy(mut client: Client) -> Option<Timer> {
+    let mut desk = Desk::default();
+    loop {
+        match exchange(&mut client, &mut desk).await {
+            After::Next => {}
+            After::Rest => return Some(client.rest()),
+            After::Close => return None,
+            After::LingeringClose => {
+                lingering_close(&mut client).await;
+                return None;
+            }
+            After::Gone => {
+                client.shard.figures.borrow_mut().client_aborts += 1;
+                return None;
+            }
+        }
+    }
+}
+
+/// One request and its answer.
+async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
+    let shard = client.shard.clone();
+    let mut known = Known::default();
+    match read_head(client, desk).await {
+        Head::Complete => {}
+        Head::Rest => return After::Rest,
+        Head::Over => return After::Close,
+        Head::Refused(rejection, what) => {
+            let _active = Active::new(&shard);
+            reply::refuse(client, None, rejection, Some(what), &known, Api::OpenAi, true).await;
+            return After::LingeringClose;
+        }
+    }
+    let _active = Active::new(&shard);
+    let arrived = shard.now();
+    shard.active_now();
+    let path = desk.head.path(client.unread());
+    let endpoint = Endpoint::of(matches!(desk.head.method, Method::Get | Method::Head), path);
+    let api = endpoint.api(path);
+    if let Some(answer) = reply::local(&shard, endpoint) {
+        return reply::send_local(client, desk, answer).await;
+    }
+    let early = match shard.phase.get() >= Phase::Draining {
+        true => Err(Rejection::ShuttingDown),
+        false if intake::in_hand(client, desk) => Ok(()),
+        false => shard.dispatcher.borrow().admissible(arrived, None),
+    };
+    if let Err(rejection) = early {
+        return refuse_unread(client, desk, rejection, None, &known, api).await;
+    }
+    let mut intake = match Intake::read(client, desk).await {
+        Ok(intake) => intake,
+        Err(Stop::Gone) => return After::Gone,
+        Err(Stop::Refuse(rejection, what)) => {
+            return refuse_unread(client, desk, rejection, Some(what), &known, api).await;
+        }
+    };
+    let group = {
+        let model = intake.model(client, desk);
+        shard.dispatcher.borrow().resolve(model.as_deref())
+    };
+    match group {
+        Ok(group) => {
+            known.group = Some(group);
+            forward::forward(client, desk, &mut intake, group, &mut known, api).await
+        }
+        Err(rejection) => refuse(client, desk, &intake, rejection, None, &known, api).await,
+    }
+}
+
+/// What came of waiting for a head.
+enum Head {
+    Complete,
+    Rest,
+    Over,
+    Refused(Rejection, &'static str),
+}
+
+async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
+    let shard = client.shard.clone();
+    let mut scan = HeadScan::default();
+    let mut begun = false;
+    loop {
+        if !client.unread().is_empty() {
+            match parse_request(client.unread(), &mut scan, &shard.limits.head, &mut desk.head) {
+                Ok(Parse::Complete) => return Head::Complete,
+                Ok(Parse::Partial) => {}
+                Err(error) => return Head::Refused(error.rejection, error.what),
+            }
+        }
+        if !begun && !client.unread().is_empty() {
+            begun = true;
+            client.arm_deadline(shard.limits.client_head_timeout_ms, Action::ShutRead);
+        } else if !begun {
+            if shard.phase.get() >= Phase::Draining {
+                return Head::Over;
+            }
+            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Wake);
+        }
+        match client.more().await {
+            Ok(true) => {}
+            Ok(false) if begun => {}
+            Ok(false) => return Head::Rest,
+            Err(End::Deadline) if begun => {
+                return Head::Refused(Rejection::RequestTimeout, "the request head did not arrive in time");
+            }
+            Err(_) => return Head::Over,
+        }
+        shard.read_clock();
+    }
+}
+
+/// Refuses a request whose body was not (all) taken in: the connection cannot go on behind it, unless there is none.
+async fn refuse_unread(
+    client: &mut Client,
+    desk: &Desk,
+    rejection: Rejection,
+    what: Option<&str>,
+    known: &Known,
+    api: Api,
+) -> After {
+    let bodiless = intake::in_hand(client, desk) && what.is_none();
+    let close = !bodiless || !desk.head.keep_alive || rejection == Rejection::ShuttingDown;
+    let raw = match desk.head.framing {
+        crate::proto::http1::Framing::Length(n) if bodiless => n as usize,
+        _ => 0,
+    };
+    finish_refused(client, desk, raw, rejection, what, known, api, close).await
+}
+
+/// Refuses a request whose body is in hand, whole or in part.
+pub async fn refuse(
+    client: &mut Client,
+    desk: &Desk,
+    intake: &Intake,
+    rejection: Rejection,
+    what: Option<&str>,
+    known: &Known,
+    api: Api,
+) -> After {
+    let close = !intake.whole() || intake.streams || !desk.head.keep_alive;
+    finish_refused(client, desk, intake.raw, rejection, what, known, api, close).await
+}
+
+#[expect(clippy::too_many_arguments, reason = "one place for what all refusals share")]
+async fn finish_refused(
+    client: &mut Client,
+    desk: &Desk,
+    raw: usize,
+    rejection: Rejection,
+    what: Option<&str>,
+    known: &Known,
+    api: Api,
+    close: bool,
+) -> After {
+    let close = close || client.shard.phase.get() >= Phase::Draining;
+    let sent = reply::refuse(client, Some(&desk.head), rejection, what, known, api, close).await;
+    match (sent, close) {
+        (false, _) => After::Close,
+        (true, true) => After::LingeringClose,
+        (true, false) => {
+            client.consume(desk.head.head_len + raw);
+            After::Next
+        }
+    }
+}
+
+/// Says that nothing more comes, and reads what the client still sends for a while: closing at once would reset the
+/// connection and take the answer with it (RFC 9112 section 9.6).
+async fn lingering_close(client: &mut Client) {
+    client.socket.shutdown_write();
+    client.arm_deadline(LINGERING_CLOSE_MS, Action::ShutRead);
+    while client.end().is_none() {
+        let unread = client.unread().len();
+        client.consume(unread);
+        if client.more().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Counts a connection while it is open.
+struct Open {
+    shard: Rc<Shard>,
+}
+
+impl Open {
+    fn new(shard: &Rc<Shard>) -> Open {
+        let mut figures = shard.figures.borrow_mut();
+        figures.connections += 1;
+        figures.accepted += 1;
+        Open { shard: shard.clone() }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.shard.figures.borrow_mut().connections -= 1;
+    }
+}
+
+/// Counts a request while it is active.
+struct Active {
+    shard: Rc<Shard>,
+}
+
+impl Active {
+    fn new(shard: &Rc<Shard>) -> Active {
+        shard.figures.borrow_mut().active += 1;
+        Active { shard: shard.clone() }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let mut figures = self.shard.figures.borrow_mut();
+        figures.active -= 1;
+        figures.finished += 1;
+    }
+}

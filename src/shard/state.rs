@@ -1,0 +1,426 @@
+//! What the tasks of one shard share.
+//!
+//! *Invariant*: nothing here is borrowed across an await; every method borrows, acts and lets go.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use super::buffers::Buffers;
+use super::deadline::Deadlines;
+use super::figures::Figures;
+use super::upstream::Upstreams;
+use crate::clock::{Clock, Nanos};
+use crate::mesh::ShardPort;
+use crate::proto::backend::catalog::{Catalog, Pool, Server};
+use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
+use crate::proto::error::Rejection;
+use crate::proto::http1::HeadLimits;
+use crate::proto::ids::{BackendId, ShardId, Ticket};
+use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
+use crate::proto::report::{ServerFigures, ShardReport};
+
+/// The limits a session needs, in the units it needs them.
+#[derive(Clone, Debug)]
+pub struct SessionLimits {
+    pub head: HeadLimits,
+    pub body_bytes_max: u64,
+    pub classify_bytes_max: usize,
+    /// This shard's part of what all kept bodies of the process may hold.
+    pub buffered_bytes_max: usize,
+    /// Client connections of the process.
+    pub connections_max: u32,
+    pub client_head_timeout_ms: u64,
+    pub client_body_idle_timeout_ms: u64,
+    pub half_close_allowed: bool,
+    pub connect_timeout_ms: u64,
+    pub response_head_timeout_ms: u64,
+    pub between_bytes_timeout_ms: u64,
+    pub total_timeout_ms: u64,
+    pub keepalive_timeout_ms: u64,
+}
+
+/// The router's own header lines, as far as they can be made once per catalog. Names end with `: `, lines with CRLF.
+pub struct Faces {
+    pub inflight: Box<[u8]>,
+    pub wait_ms: Box<[u8]>,
+    pub algorithm: Box<[u8]>,
+    pub retries: Box<[u8]>,
+    pub reject_reason: Box<[u8]>,
+    /// By `BackendId`: the server and weight lines.
+    pub servers: Vec<Box<[u8]>>,
+    /// By `PoolId`: the pool line.
+    pub pools: Vec<Box<[u8]>>,
+    /// By `BackendId`: the server's own key, where it has one.
+    pub credentials: Vec<Option<OwnKey>>,
+}
+
+/// A server's own API key, as it stands in `Authorization` and in `x-api-key`.
+pub struct OwnKey {
+    pub bearer: Box<[u8]>,
+    pub bare: Box<[u8]>,
+}
+
+impl Faces {
+    pub fn new(prefix: &str, catalog: &Catalog) -> Faces {
+        let bytes = |text: String| text.into_bytes().into_boxed_slice();
+        let name = |suffix: &str| bytes(format!("{prefix}{suffix}: "));
+        let server = |server: &Server| {
+            bytes(format!("{prefix}Server: {}\r\n{prefix}Weight: {}\r\n", server.name, server.weight_text))
+        };
+        let pool = |pool: &Pool| bytes(format!("{prefix}Pool: {}\r\n", pool.name));
+        let credential = |server: &Server| {
+            let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
+            server.api_key.as_deref().map(own)
+        };
+        Faces {
+            credentials: catalog.servers.iter().map(credential).collect(),
+            inflight: name("Inflight"),
+            wait_ms: name("Wait-ms"),
+            algorithm: name("Algorithm"),
+            retries: name("Retries"),
+            reject_reason: name("Reject-Reason"),
+            servers: catalog.servers.iter().map(server).collect(),
+            pools: catalog.pools.iter().map(pool).collect(),
+        }
+    }
+}
+
+/// One shard. See the module's text.
+pub struct Shard {
+    pub id: ShardId,
+    pub shards: usize,
+    pub clock: Clock,
+    /// The time at the last look at the clock: good enough for deadlines.
+    now: Cell<Nanos>,
+    pub limits: SessionLimits,
+    pub header_prefix: Box<str>,
+    pub buffers: Buffers,
+    pub deadlines: Rc<Deadlines>,
+    pub upstreams: Upstreams,
+    pub figures: RefCell<Figures>,
+    pub dispatcher: RefCell<Dispatcher>,
+    pub port: RefCell<ShardPort>,
+    pub catalog: RefCell<Rc<Catalog>>,
+    pub faces: RefCell<Rc<Faces>>,
+    pub phase: Cell<Phase>,
+    pub ready: Cell<bool>,
+    /// Bytes of bodies held for routing and resending.
+    pub buffered_bytes: Cell<usize>,
+    /// Client connections of each shard, as last heard; the own entry is not used.
+    pub peers: RefCell<Vec<u32>>,
+    waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
+    drained_said: Cell<bool>,
+    connections_said: Cell<u32>,
+    /// When a request last came, for the spinner, and the spinner's waker while it rests.
+    activity: Cell<Nanos>,
+    spinner: RefCell<Option<Waker>>,
+}
+
+/// Where a waiting request finds its answer.
+#[derive(Default)]
+struct Wait {
+    result: Cell<Option<Result<Placement, Rejection>>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Shard {
+    #[expect(clippy::too_many_arguments, reason = "one caller, which names them")]
+    pub fn new(
+        id: ShardId,
+        shards: usize,
+        clock: Clock,
+        limits: SessionLimits,
+        header_prefix: &str,
+        dispatcher: Dispatcher,
+        port: ShardPort,
+        catalog: Catalog,
+    ) -> Shard {
+        Shard {
+            id,
+            shards,
+            clock,
+            now: Cell::new(clock.now()),
+            limits,
+            header_prefix: header_prefix.into(),
+            buffers: Buffers::default(),
+            deadlines: Rc::default(),
+            upstreams: Upstreams::default(),
+            figures: RefCell::default(),
+            dispatcher: RefCell::new(dispatcher),
+            port: RefCell::new(port),
+            faces: RefCell::new(Rc::new(Faces::new(header_prefix, &catalog))),
+            catalog: RefCell::new(Rc::new(catalog)),
+            phase: Cell::new(Phase::Serving),
+            ready: Cell::new(false),
+            buffered_bytes: Cell::new(0),
+            peers: RefCell::new(vec![0; shards]),
+            waits: RefCell::default(),
+            drained_said: Cell::new(false),
+            connections_said: Cell::new(0),
+            activity: Cell::new(Nanos::ZERO),
+            spinner: RefCell::default(),
+        }
+    }
+
+    /// Reads the clock.
+    pub fn read_clock(&self) -> Nanos {
+        let now = self.clock.now();
+        self.now.set(now);
+        now
+    }
+
+    /// The time at the last look at the clock, at most a tick old while there is work.
+    pub fn now(&self) -> Nanos {
+        self.now.get()
+    }
+
+    /// `ms` from now; 0 means never.
+    pub fn deadline(&self, ms: u64) -> Nanos {
+        if ms == 0 { Nanos::NEVER } else { self.now.get().plus_ms(ms) }
+    }
+
+    /// A request came: worth staying awake for the next one.
+    pub fn active_now(&self) {
+        self.activity.set(self.now.get());
+        if let Some(waker) = self.spinner.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    pub fn last_activity(&self) -> Nanos {
+        self.activity.get()
+    }
+
+    /// The spinner rests until the next request.
+    pub fn rest_spinner(&self, waker: Waker) {
+        *self.spinner.borrow_mut() = Some(waker);
+    }
+
+    pub fn catalog(&self) -> Rc<Catalog> {
+        self.catalog.borrow().clone()
+    }
+
+    pub fn faces(&self) -> Rc<Faces> {
+        self.faces.borrow().clone()
+    }
+
+    /// Tells the control thread, or counts that it could not be told.
+    pub fn notify(&self, notice: Notice) {
+        if !self.port.borrow_mut().notify(notice) {
+            self.figures.borrow_mut().notices_dropped += 1;
+        }
+    }
+
+    pub fn fault(&self, backend: BackendId, fault: UpstreamFault, errno: i32) {
+        self.figures.borrow_mut().server(backend).faults[fault as usize] += 1;
+        self.notify(Notice::UpstreamFault { backend, fault, errno });
+    }
+
+    /// The request has left the server: its permit is free.
+    pub fn done(&self, backend: BackendId, outcome: Outcome) {
+        self.dispatcher.borrow_mut().handle_done(self.now(), backend, outcome);
+        self.pump();
+    }
+
+    /// Carries out what the dispatcher has to say: wakes waiting requests, sends messages.
+    pub fn pump(&self) {
+        loop {
+            let event = self.dispatcher.borrow_mut().poll_event();
+            match event {
+                None => break,
+                Some(Event::Granted { ticket, placement }) => self.settle(ticket, Ok(placement)),
+                Some(Event::Refused { ticket, rejection }) => self.settle(ticket, Err(rejection)),
+                Some(Event::Benched { backend, ms }) => self.notify(Notice::Benched { backend, ms }),
+                Some(Event::Unbenched { backend }) => self.notify(Notice::Unbenched { backend }),
+            }
+        }
+        self.port.borrow_mut().carry(&mut self.dispatcher.borrow_mut());
+    }
+
+    fn settle(&self, ticket: Ticket, result: Result<Placement, Rejection>) {
+        let wait = self.waits.borrow_mut().remove(&ticket);
+        match (wait, result) {
+            (Some(wait), result) => {
+                wait.result.set(Some(result));
+                if let Some(waker) = wait.waker.borrow_mut().take() {
+                    waker.wake();
+                }
+            }
+            // Granted before the session began to wait cannot happen: it registers before it pumps.
+            (None, Ok(placement)) => {
+                self.dispatcher.borrow_mut().handle_done(self.now(), placement.backend, Outcome::Neutral);
+            }
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// Waits for a ticket's answer. Dropped early, the request no longer waits, and a permit that came meanwhile goes
+    /// back.
+    pub fn wait(self: &Rc<Self>, ticket: Ticket) -> Waiting {
+        let wait = Rc::new(Wait::default());
+        self.waits.borrow_mut().insert(ticket, wait.clone());
+        Waiting { shard: self.clone(), ticket, wait, over: false }
+    }
+
+    /// Takes in everything that came from peers and the control thread, and wakes whom it concerns. Sockets handed over
+    /// by peers go to `adopt`.
+    pub fn hear(&self, mut adopt: impl FnMut(i32)) {
+        let now = self.now();
+        self.port.borrow_mut().poll(|from, message| match message {
+            Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
+            Message::Socket { fd, .. } => adopt(fd),
+            message => self.dispatcher.borrow_mut().handle_message(now, from, message),
+        });
+        loop {
+            let update = self.port.borrow_mut().poll_update();
+            let Some(update) = update else { break };
+            self.handle_update(now, update);
+        }
+        self.pump();
+    }
+
+    fn handle_update(&self, now: Nanos, update: Update) {
+        match &update {
+            Update::Catalog(catalog) => {
+                let old = self.catalog();
+                for (index, (new, old)) in catalog.servers.iter().zip(&old.servers).enumerate() {
+                    if new.address != old.address || new.removed {
+                        self.upstreams.forget(BackendId(index as u16));
+                    }
+                }
+                *self.faces.borrow_mut() = Rc::new(Faces::new(&self.header_prefix, catalog));
+                *self.catalog.borrow_mut() = Rc::new((**catalog).clone());
+            }
+            Update::Health { backend, up: false } => self.upstreams.forget(*backend),
+            Update::Health { .. } => {}
+            Update::Ready(ready) => self.ready.set(*ready),
+            Update::Phase(phase) => {
+                self.phase.set(*phase);
+                match phase {
+                    Phase::Draining => self.deadlines.close_idle(),
+                    Phase::Stopping => self.deadlines.close_all(),
+                    Phase::Serving | Phase::Settling => {}
+                }
+            }
+            Update::Report { number } => {
+                let report = self.report(now, *number);
+                self.notify(Notice::Report(Box::new(report)));
+            }
+        }
+        self.dispatcher.borrow_mut().handle_update(now, &update);
+    }
+
+    fn report(&self, now: Nanos, number: u64) -> ShardReport {
+        let figures = self.figures.borrow();
+        let mut report = ShardReport {
+            number,
+            connections: figures.connections,
+            accepted: figures.accepted,
+            active: figures.active,
+            finished: figures.finished,
+            rejections: figures.rejections,
+            client_aborts: figures.client_aborts,
+            notices_dropped: figures.notices_dropped,
+            queue_wait: figures.queue_wait.clone(),
+            first_token: figures.first_token.clone(),
+            overhead: figures.overhead.clone(),
+            servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
+            ..ShardReport::new(self.id)
+        };
+        self.dispatcher.borrow().figures(now, &mut report);
+        for (index, server) in report.servers.iter_mut().enumerate() {
+            server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
+            if let Some(counts) = figures.servers.get(index) {
+                server.statuses = counts.statuses.clone();
+                server.retries = counts.retries;
+                server.faults = counts.faults;
+            }
+        }
+        report
+    }
+
+    /// Time passes: deadlines, queue timeouts, figures for the peers.
+    pub fn tick(&self) {
+        let now = self.read_clock();
+        self.deadlines.sweep(now);
+        {
+            let mut dispatcher = self.dispatcher.borrow_mut();
+            dispatcher.handle_timeout(now);
+            dispatcher.flush(now);
+        }
+        self.pump();
+        let (connections, active) = {
+            let figures = self.figures.borrow();
+            (figures.connections, figures.active)
+        };
+        {
+            let mut port = self.port.borrow_mut();
+            if connections != self.connections_said.get() {
+                self.connections_said.set(connections);
+                for peer in (0..self.shards).filter(|peer| *peer != self.id.index()) {
+                    let message = Message::Connections { count: connections };
+                    port.send_kept(ShardId(peer as u8), message, Urgency::Quiet);
+                }
+            }
+            port.retry();
+        }
+        if self.phase.get() >= Phase::Draining {
+            self.deadlines.close_idle();
+            if active == 0 && !self.drained_said.replace(true) {
+                self.notify(Notice::Drained { shard: self.id });
+            }
+        }
+        if self.phase.get() == Phase::Stopping {
+            self.deadlines.close_all();
+        }
+    }
+}
+
+/// See [`Shard::wait`].
+pub struct Waiting {
+    shard: Rc<Shard>,
+    ticket: Ticket,
+    wait: Rc<Wait>,
+    over: bool,
+}
+
+impl Future for Waiting {
+    type Output = Result<Placement, Rejection>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.wait.result.take() {
+            Some(result) => {
+                self.over = true;
+                Poll::Ready(result)
+            }
+            None => {
+                *self.wait.waker.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        self.shard.waits.borrow_mut().remove(&self.ticket);
+        let now = self.shard.now();
+        let mut dispatcher = self.shard.dispatcher.borrow_mut();
+        match self.wait.result.take() {
+            Some(Ok(placement)) => dispatcher.handle_done(now, placement.backend, Outcome::Neutral),
+            Some(Err(_)) => {}
+            None => {
+                dispatcher.handle_withdraw(now, self.ticket);
+            }
+        }
+        drop(dispatcher);
+        self.shard.pump();
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
 //! * [`intake`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
-//! * [`client`], [`armed`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
+//! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
 //! * [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
@@ -15,6 +15,7 @@ pub mod deadline;
 pub mod figures;
 pub mod forward;
 pub mod intake;
+pub mod lazy_write;
 pub mod listener;
 pub mod relay;
 pub mod reply;

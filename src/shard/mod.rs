@@ -43,7 +43,7 @@ use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
 use crate::runtime::{Driver, Runtime, SHARD_ENTRIES};
 
-/// Tick of a shard without connections: nothing but its rings is due then.
+/// Tick of a shard without requests: nothing but its rings and idle deadlines is due then.
 const IDLE_TICK_MS: u64 = 20;
 /// How often idle server connections are looked at, and pools follow the load down.
 const HOUSEKEEPING_MS: u64 = 500;
@@ -149,7 +149,7 @@ fn hear(shard: &Rc<Shard>) {
 async fn keep_time(shard: Rc<Shard>) {
     let mut since_housekeeping_ms = 0;
     loop {
-        let busy = shard.figures.borrow().connections > 0 || shard.phase.get() >= Phase::Draining;
+        let busy = shard.figures.borrow().active > 0 || shard.phase.get() >= Phase::Draining;
         let tick_ms = if busy { SHARD_TICK_MS } else { IDLE_TICK_MS };
         monoio::time::sleep(Duration::from_millis(tick_ms)).await;
         shard.tick();

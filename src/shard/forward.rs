@@ -8,6 +8,7 @@
 
 use std::future::Future;
 use std::io;
+use std::os::fd::RawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -15,8 +16,9 @@ use std::time::Duration;
 
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
-use super::deadline::Action;
+use super::deadline::{Action, TimerHandle};
 use super::intake::Intake;
+use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::relay;
 use super::reply::Known;
 use super::session::{After, Desk, refuse};
@@ -252,20 +254,23 @@ async fn attempt(
         return upload::stream(client, desk, intake, upstream, tx).await;
     }
     upstream.sent_now = (tx.len() + tail.len()) as u64;
-    client.timer.arm(
-        shard.deadline(shard.limits.response_head_timeout_ms),
-        upstream.socket.fd(),
-        Action::ShutBoth,
-    );
-    let rx = shard.buffers.take(MEDIUM_BYTES);
+    let deadline =
+        (shard.deadline(shard.limits.response_head_timeout_ms), upstream.socket.fd(), Action::ShutBoth);
+    let read = upstream.socket.read_more(shard.buffers.take(MEDIUM_BYTES));
     let lent = tail.clone();
     let both = match tail.is_empty() {
-        true => client.watch(both(upstream.socket.write_all(tx), upstream.socket.read_more(rx))).await,
+        true => {
+            let timer = client.timer.handle();
+            client
+                .watch(lazy_both(&mut desk.request, &upstream.socket, tx, read, timer, deadline, shard.now()))
+                .await
+        }
         false => {
+            client.timer.arm(deadline.0, deadline.1, deadline.2);
             let (inbox, used) = client.lend();
             let range = used + tail.start..used + tail.end;
             let write = write_two(upstream.socket.clone(), tx, inbox, range);
-            let done = client.watch(both(write, upstream.socket.read_more(rx))).await;
+            let done = client.watch(both(write, read)).await;
             done.map(|(write, read)| {
                 let write = write.map(|(result, tx, inbox)| {
                     client.restore(inbox, used);
@@ -414,6 +419,56 @@ async fn both<W>(
         }
     })
     .await;
+    (written, got.expect("it ends with the read"))
+}
+
+/// As [`both`], for a request that fits the socket's buffer for certain, or nearly so: nobody waits for the write unless it
+/// is not through after [`NUDGE_MS`]. From then on `deadline` is in force.
+async fn lazy_both(
+    write: &mut LazyWrite,
+    socket: &Socket,
+    tx: Vec<u8>,
+    read: impl Future<Output = Read<usize>>,
+    timer: TimerHandle,
+    deadline: (Nanos, RawFd, Action),
+    now: Nanos,
+) -> (Option<(Result<(), WriteError>, Vec<u8>)>, Read<usize>) {
+    let mut read = pin!(read);
+    let mut written = write.start(socket, tx);
+    let nudge = now.plus_ms(NUDGE_MS);
+    let mut eager = written.is_some() || deadline.0 <= nudge;
+    match eager {
+        true => timer.arm(deadline.0, deadline.1, deadline.2),
+        false => timer.arm(nudge, deadline.1, Action::Wake),
+    }
+    let mut got = None;
+    std::future::poll_fn(|cx| {
+        if got.is_none()
+            && let Poll::Ready(result) = read.as_mut().poll(cx)
+        {
+            got = Some(result);
+        }
+        if !eager && timer.poll_woken(cx).is_ready() {
+            eager = true;
+            timer.arm(deadline.0, deadline.1, deadline.2);
+        }
+        if (eager || got.is_some())
+            && written.is_none()
+            && let Poll::Ready(result) = write.poll(cx)
+        {
+            written = Some(result);
+        }
+        match &got {
+            Some((Ok(n), _)) if *n > 0 => Poll::Ready(()),
+            Some(_) if written.is_some() => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+    if written.is_none() {
+        // The answer came first; the connection will not be used again, and the write goes with it.
+        *write = LazyWrite::default();
+    }
     (written, got.expect("it ends with the read"))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
 //! * [`intake`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
-//! * [`client`], [`armed`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
+//! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
 //! * [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
@@ -15,6 +15,7 @@ pub mod deadline;
 pub mod figures;
 pub mod forward;
 pub mod intake;
+pub mod lazy_write;
 pub mod listener;
 pub mod relay;
 pub mod reply;
@@ -42,7 +43,7 @@ use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
 use crate::runtime::{Driver, Runtime, SHARD_ENTRIES};
 
-/// Tick of a shard without connections: nothing but its rings is due then.
+/// Tick of a shard without requests: nothing but its rings and idle deadlines is due then.
 const IDLE_TICK_MS: u64 = 20;
 /// How often idle server connections are looked at, and pools follow the load down.
 const HOUSEKEEPING_MS: u64 = 500;
@@ -148,7 +149,7 @@ fn hear(shard: &Rc<Shard>) {
 async fn keep_time(shard: Rc<Shard>) {
     let mut since_housekeeping_ms = 0;
     loop {
-        let busy = shard.figures.borrow().connections > 0 || shard.phase.get() >= Phase::Draining;
+        let busy = shard.figures.borrow().active > 0 || shard.phase.get() >= Phase::Draining;
         let tick_ms = if busy { SHARD_TICK_MS } else { IDLE_TICK_MS };
         monoio::time::sleep(Duration::from_millis(tick_ms)).await;
         shard.tick();

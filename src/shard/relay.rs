@@ -182,19 +182,15 @@ pub async fn relay(
         if done {
             exchange.server_done(client, desk, surplus);
         }
-        client.arm_deadline(shard.limits.between_bytes_timeout_ms, Action::ShutBoth);
-        let written = match out.is_empty() {
-            true => Ok((Ok(()), out)),
-            false => client.watch(client.socket.clone().write_all(out)).await,
-        };
-        match written {
-            Ok((Ok(()), buf)) => out = buf,
-            _ => {
-                if let Some(upstream) = &exchange.upstream {
-                    upstream.socket.shutdown_both();
-                }
-                return After::Gone;
+        // The piece before this one is through by now, or has to be waited for: a slow client holds the server back here.
+        if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+            if let Some(upstream) = &exchange.upstream {
+                upstream.socket.shutdown_both();
             }
+            return After::Gone;
+        }
+        if !out.is_empty() {
+            client.begin_write(out);
         }
         if done {
             break;
@@ -204,17 +200,18 @@ pub async fn relay(
             shard.buffers.give(std::mem::replace(&mut rx, shard.buffers.take(LARGE_BYTES)));
         }
         rx.clear();
-        client.timer.arm(
+        let deadline = (
             shard.deadline(shard.limits.between_bytes_timeout_ms),
             exchange.upstream().socket.fd(),
             Action::ShutBoth,
         );
-        let Ok((result, buf)) = client.watch(exchange.upstream().socket.read_more(rx)).await else {
+        let read = exchange.upstream().socket.read_more(rx);
+        let Ok((result, buf)) = client.watch_writing(deadline, read).await else {
             exchange.upstream().socket.shutdown_both();
             return After::Gone;
         };
+        out = shard.buffers.take(buf.capacity());
         rx = buf;
-        out.clear();
         taken = 0;
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {
@@ -244,7 +241,6 @@ pub async fn relay(
         done |= reader.is_done();
     }
     shard.buffers.give(rx);
-    shard.buffers.give(out);
     intake.spend(client, desk);
     match keep_alive {
         true => After::Next,
@@ -312,6 +308,10 @@ async fn broken_off(
         upstream.socket.shutdown_both();
     }
     drop(exchange);
+    let stall_ms = shard.limits.between_bytes_timeout_ms;
+    if client.settle(stall_ms).await.is_err() {
+        return After::Close;
+    }
     if let Some(fault) = fault.filter(|_| desk.reply.is_event_stream) {
         let (rejection, what) = failure(&shard, backend, fault);
         let mut event = match api {
@@ -324,8 +324,7 @@ async fn broken_off(
         push_chunk_header(&mut out, event.len());
         out.extend_from_slice(&event);
         out.extend_from_slice(b"\r\n");
-        client.arm_deadline(shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
-        let _ = client.socket.write_all(out).await;
+        client.send(out).await;
     }
     if framing == Framing::UntilClose {
         // Here an orderly close would be the end of the body.

@@ -12,6 +12,7 @@ use super::client::{Client, End};
 use super::deadline::{Action, Timer};
 use super::forward;
 use super::intake::{self, Intake, Stop};
+use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::reply::{self, Known};
 use super::socket::Socket;
 use super::state::Shard;
@@ -34,6 +35,8 @@ pub struct Desk {
     pub body: Vec<u8>,
     /// Lines that the router adds to an answer.
     pub lines: Vec<u8>,
+    /// The request on its way to the server.
+    pub request: LazyWrite,
 }
 
 /// What happens to the connection after a request.
@@ -72,7 +75,11 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket) {
 async fn busy(mut client: Client) -> Option<Timer> {
     let mut desk = Desk::default();
     loop {
-        match exchange(&mut client, &mut desk).await {
+        let after = exchange(&mut client, &mut desk).await;
+        if after != After::Next && after != After::Gone {
+            let _ = client.settle(client.shard.limits.between_bytes_timeout_ms).await;
+        }
+        match after {
             After::Next => {}
             After::Rest => return Some(client.rest()),
             After::Close => return None,
@@ -103,6 +110,10 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         }
     }
     let _active = Active::new(&shard);
+    // Answers go out in order: the one before may still be on its way.
+    if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+        return After::Gone;
+    }
     let arrived = shard.now();
     shard.active_now();
     let path = desk.head.path(client.unread());
@@ -166,11 +177,17 @@ async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
             if shard.phase.get() >= Phase::Draining {
                 return Head::Over;
             }
-            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Wake);
+            let wait_ms = if client.is_writing() { NUDGE_MS } else { REST_AFTER_MS };
+            client.arm_idle(shard.deadline(wait_ms), Action::Wake);
         }
         match client.more().await {
             Ok(true) => {}
             Ok(false) if begun => {}
+            Ok(false) if client.is_writing() => {
+                if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+                    return Head::Over;
+                }
+            }
             Ok(false) => return Head::Rest,
             Err(End::Deadline) if begun => {
                 return Head::Refused(Rejection::RequestTimeout, "the request head did not arrive in time");

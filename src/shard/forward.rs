@@ -239,7 +239,7 @@ async fn attempt(
     };
     let mut upstream = match idle {
         Some(upstream) => upstream,
-        None => match client.watch(connect(&shard, server)).await {
+        None => match client.watch(Box::pin(connect(&shard, server))).await {
             Ok(Ok(socket)) => Upstream::fresh(socket),
             Ok(Err(error)) => return Attempt::Unconnected { errno: error.raw_os_error().unwrap_or(0) },
             Err(_) => return Attempt::ClientGone,
@@ -251,7 +251,8 @@ async fn attempt(
     if !intake.whole() {
         intake.spend(client, desk);
         intake.streams = true;
-        return upload::stream(client, desk, intake, upstream, tx).await;
+        // Rare and large: on the heap, so that every other request need not carry it.
+        return Box::pin(upload::stream(client, desk, intake, upstream, tx)).await;
     }
     upstream.sent_now = (tx.len() + tail.len()) as u64;
     let deadline =

@@ -71,6 +71,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.shard.buffered_bytes.set(self.shard.buffered_bytes.get() - self.bytes);
+        self.shard.memory.freed(self.bytes);
     }
 }
 

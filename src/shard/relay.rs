@@ -234,7 +234,8 @@ pub async fn relay(
         if let Some(fault) = ended {
             shard.fault(backend, fault, errno(&result));
             let open = between_events && reader.between_pieces() && mode != Mode::Plain;
-            return broken_off(client, desk, exchange, open.then_some(fault), framing, api).await;
+            let fault = open.then_some(fault);
+            return Box::pin(broken_off(client, desk, exchange, fault, framing, api)).await;
         }
         surplus = taken < rx.len();
         between_events = ends_event(&out, mode);

@@ -23,6 +23,8 @@ use crate::proto::message::Phase;
 
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
 const REST_AFTER_MS: u64 = 1_000;
+/// About what a busy connection's box and its parts take.
+const BUSY_BYTES: usize = 4 * 1024;
 /// How long a refused client that still sends is read from, so that it gets to read its answer before the connection goes.
 const LINGERING_CLOSE_MS: u64 = 2_000;
 
@@ -64,7 +66,9 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket) {
             return;
         }
         shard.read_clock();
-        match Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await {
+        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await;
+        shard.memory.freed(BUSY_BYTES);
+        match rested {
             Some(back) => timer = back,
             None => return,
         }
@@ -304,5 +308,63 @@ impl Drop for Active {
         let mut figures = self.shard.figures.borrow_mut();
         figures.active -= 1;
         figures.finished += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::proto::backend::catalog::Catalog;
+    use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
+    use crate::proto::http1::HeadLimits;
+    use crate::proto::ids::ShardId;
+    use crate::shard::state::SessionLimits;
+
+    fn limits() -> SessionLimits {
+        SessionLimits {
+            head: HeadLimits::new(65_536, b"X-Lifeboat-"),
+            body_bytes_max: 1 << 20,
+            classify_bytes_max: 1 << 20,
+            buffered_bytes_max: 1 << 20,
+            connections_max: 1,
+            client_head_timeout_ms: 1,
+            client_body_idle_timeout_ms: 1,
+            half_close_allowed: false,
+            connect_timeout_ms: 1,
+            response_head_timeout_ms: 1,
+            between_bytes_timeout_ms: 1,
+            total_timeout_ms: 0,
+            keepalive_timeout_ms: 1,
+        }
+    }
+
+    /// An idle connection is its task and its socket; a busy one has a box besides. Both are what many connections are
+    /// multiplied by.
+    #[test]
+    fn connections_are_small() {
+        crate::runtime::block_on(true, async {
+            let (mut ports, _control) = crate::mesh::build(1).unwrap();
+            let dispatcher = Dispatcher::new(ShardId(0), 1, DispatcherOptions::default(), Catalog::default());
+            let port = ports.pop().unwrap();
+            let clock = Clock::new();
+            let shard = Rc::new(Shard::new(
+                ShardId(0),
+                1,
+                clock,
+                limits(),
+                "X-Lifeboat-",
+                dispatcher,
+                port,
+                Catalog::default(),
+            ));
+            let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let socket = Socket::new(ours.into()).unwrap();
+            let client = Client::new(shard.clone(), socket.clone(), shard.deadlines.timer());
+            let (idle, busy) =
+                (std::mem::size_of_val(&serve(shard.clone(), socket)), std::mem::size_of_val(&busy(client)));
+            assert!(idle <= 256 && busy <= BUSY_BYTES, "idle {idle} bytes, busy {busy} bytes");
+        })
+        .unwrap();
     }
 }

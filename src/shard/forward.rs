@@ -337,11 +337,11 @@ fn compose(
         framing: intake.framing,
         credentials: match own_key {
             None => Credentials::Keep,
-            // In the field that the caller used; in the usual one if it used none.
-            Some(key) if desk.head.first(FieldKind::XApiKey).is_some() => {
-                Credentials::Replace { authorization: None, x_api_key: Some(&key.bare) }
-            }
-            Some(key) => Credentials::Replace { authorization: Some(&key.bearer), x_api_key: None },
+            // The usual field always; Anthropic's too where the caller used it, as engines differ in what they check.
+            Some(key) => Credentials::Replace {
+                authorization: Some(&key.bearer),
+                x_api_key: desk.head.first(FieldKind::XApiKey).map(|_| &key.bare[..]),
+            },
         },
         ..RequestRewrite::default()
     };

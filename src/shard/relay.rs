@@ -165,13 +165,12 @@ pub async fn relay(
         let mut figures = shard.figures.borrow_mut();
         figures.answered(backend, desk.reply.status);
         figures.queue_wait.record(placement.wait_ns);
-        if desk.reply.is_event_stream {
-            figures.first_token.record(shard.now().since(exchange.dispatched));
-        }
     }
     if outcome(desk.reply.status) == Outcome::Failure {
         shard.fault(backend, UpstreamFault::Status, 0);
     }
+    // Until the first event has come.
+    let mut first_token = desk.reply.is_event_stream.then_some(exchange.dispatched);
     let mut surplus = taken < first.len();
     let mut done = reader.is_done();
     let mut between_events = first.is_empty() || ends_event(&out, mode);
@@ -179,6 +178,11 @@ pub async fn relay(
         upstream.idle_ns_named = idle_ns_named(desk, &rx);
     }
     loop {
+        if taken > 0
+            && let Some(dispatched) = first_token.take()
+        {
+            shard.figures.borrow_mut().first_token.record(shard.read_clock().since(dispatched));
+        }
         if done {
             exchange.server_done(client, desk, surplus);
         }

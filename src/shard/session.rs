@@ -24,9 +24,11 @@ use crate::proto::message::Phase;
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
 const REST_AFTER_MS: u64 = 1_000;
 /// About what a busy connection's box and its parts take.
-const BUSY_BYTES: usize = 4 * 1024;
-/// How long a refused client that still sends is read from, so that it gets to read its answer before the connection goes.
+const BUSY_BYTES: usize = 4608;
+/// How long a refused client may pause in what it still sends, and how long it may go on sending, before it is cut off:
+/// meanwhile it can read its answer.
 const LINGERING_CLOSE_MS: u64 = 2_000;
+const LINGERING_CLOSE_MS_MAX: u64 = 30_000;
 
 /// Scratch of a busy connection, reused from request to request.
 #[derive(Default)]
@@ -258,14 +260,18 @@ async fn finish_refused(
 }
 
 /// Says that nothing more comes, and reads what the client still sends for a while: closing at once would reset the
-/// connection and take the answer with it (RFC 9112 section 9.6).
+/// connection and take the answer with it (RFC 9112 section 9.6). A client that goes on sending is cut off.
 async fn lingering_close(client: &mut Client) {
     client.socket.shutdown_write();
-    client.arm_deadline(LINGERING_CLOSE_MS, Action::ShutRead);
+    let until = client.shard.now().plus_ms(LINGERING_CLOSE_MS_MAX);
     while client.end().is_none() {
         let unread = client.unread().len();
         client.consume(unread);
-        if client.more().await.is_err() {
+        client.arm_deadline(LINGERING_CLOSE_MS, Action::Wake);
+        let more = client.more().await;
+        if more == Ok(false) || client.shard.now() >= until {
+            // An orderly close would leave a client with a full window waiting for room that never comes.
+            client.socket.reset_on_close();
             return;
         }
     }

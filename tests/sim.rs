@@ -4,6 +4,10 @@
 //! `RINGWAY_SIM_SEED=7 cargo test --test sim` runs one seed; `RINGWAY_SIM_SEEDS=100000` more than the usual thousand.
 //! `cargo test --test sim judge_variants -- --ignored --nocapture` prints what the ways to lease permits cost.
 
+#[path = "sim/checks.rs"]
+mod checks;
+#[path = "sim/operator.rs"]
+mod operator;
 #[path = "sim/scenarios.rs"]
 mod scenarios;
 #[path = "sim/world.rs"]

@@ -92,26 +92,26 @@ impl Options {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+pub(super) enum State {
     Waiting(Ticket),
     Running(BackendId),
     Over,
 }
 
 #[derive(Clone, Debug)]
-struct Request {
-    shard: usize,
-    group: GroupId,
-    since: Nanos,
-    tried: Tried,
-    state: State,
+pub(super) struct Request {
+    pub(super) shard: usize,
+    pub(super) group: GroupId,
+    pub(super) since: Nanos,
+    pub(super) tried: Tried,
+    pub(super) state: State,
     /// A permit was free when it came.
-    room: bool,
-    service_ns: Option<u64>,
+    pub(super) room: bool,
+    pub(super) service_ns: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+pub(super) enum Step {
     Deliver { from: usize, to: usize },
     Control(usize),
     Timeout(usize),
@@ -123,7 +123,7 @@ enum Step {
 
 /// Since when the ceiling of a server is the same for everyone.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Regime {
+pub(super) enum Regime {
     /// Not every shard has the newest catalog.
     Changing,
     /// They have; what was on the rings then is not delivered before that time, `round` times.
@@ -135,44 +135,44 @@ enum Regime {
 }
 
 pub struct World {
-    seed: u64,
-    rng: Rng,
-    options: Options,
-    now: Nanos,
-    shards: Vec<Dispatcher>,
+    pub(super) seed: u64,
+    pub(super) rng: Rng,
+    pub(super) options: Options,
+    pub(super) now: Nanos,
+    pub(super) shards: Vec<Dispatcher>,
     /// By sender × shards + receiver.
-    links: Vec<VecDeque<(Nanos, Message)>>,
-    control: Vec<VecDeque<(Nanos, Update)>>,
+    pub(super) links: Vec<VecDeque<(Nanos, Message)>>,
+    pub(super) control: Vec<VecDeque<(Nanos, Update)>>,
     steps: BinaryHeap<Reverse<(Nanos, u64, Step)>>,
-    steps_made: u64,
+    pub(super) steps_made: u64,
     /// When the next `Timeout` step of each shard comes, and whether a `Tick` is due.
-    timeouts: Vec<Nanos>,
-    ticking: Vec<bool>,
+    pub(super) timeouts: Vec<Nanos>,
+    pub(super) ticking: Vec<bool>,
     /// When each shard last handled its timeouts.
-    timed: Vec<Nanos>,
-    requests: Vec<Request>,
-    tickets: HashMap<(usize, Ticket), usize>,
+    pub(super) timed: Vec<Nanos>,
+    pub(super) requests: Vec<Request>,
+    pub(super) tickets: HashMap<(usize, Ticket), usize>,
     /// Waiting requests, oldest first.
-    waiting: BTreeSet<(Nanos, usize)>,
-    arrived: u32,
+    pub(super) waiting: BTreeSet<(Nanos, usize)>,
+    pub(super) arrived: u32,
     // What the operator and the health checks last said, and what each shard has heard of it.
-    catalog: Catalog,
-    catalog_of: Vec<Catalog>,
-    up: Vec<bool>,
-    up_of: Vec<Vec<bool>>,
+    pub(super) catalog: Catalog,
+    pub(super) catalog_of: Vec<Catalog>,
+    pub(super) up: Vec<bool>,
+    pub(super) up_of: Vec<Vec<bool>>,
     /// Engines that fail every request.
-    dead: Vec<bool>,
-    regime: Regime,
+    pub(super) dead: Vec<bool>,
+    pub(super) regime: Regime,
     /// Largest ceiling that some shard may still go by.
-    allowed: Vec<u32>,
-    bound_allowed: Vec<u32>,
+    pub(super) allowed: Vec<u32>,
+    pub(super) bound_allowed: Vec<u32>,
     /// Last time that anything but requests happened.
-    disturbed: Nanos,
-    seen_in_flight: Vec<Vec<u32>>,
-    rejections: HashMap<Rejection, u32>,
-    served: u32,
-    aborted: u32,
-    came: u32,
+    pub(super) disturbed: Nanos,
+    pub(super) seen_in_flight: Vec<Vec<u32>>,
+    pub(super) rejections: HashMap<Rejection, u32>,
+    pub(super) served: u32,
+    pub(super) aborted: u32,
+    pub(super) came: u32,
     // Figures.
     pub trace: u64,
     pub dispatched: Vec<u64>,
@@ -180,11 +180,11 @@ pub struct World {
     pub wakes: u64,
     /// Time waited by requests for which a permit was free when they came.
     pub wasted_ns: u64,
-    busy_ns: u128,
-    busy_since: Nanos,
-    busy: u64,
-    measured: Option<(Nanos, u128)>,
-    slots: f64,
+    pub(super) busy_ns: u128,
+    pub(super) busy_since: Nanos,
+    pub(super) busy: u64,
+    pub(super) measured: Option<(Nanos, u128)>,
+    pub(super) slots: f64,
 }
 
 impl World {
@@ -316,7 +316,7 @@ impl World {
         self.schedule_at(Nanos(self.now.0 + after_ns), step);
     }
 
-    fn schedule_at(&mut self, at: Nanos, step: Step) {
+    pub(super) fn schedule_at(&mut self, at: Nanos, step: Step) {
         self.steps_made += 1;
         self.steps.push(Reverse((at, self.steps_made, step)));
     }
@@ -444,7 +444,7 @@ impl World {
         self.after(shard);
     }
 
-    fn has_room(&self, group: GroupId) -> bool {
+    pub(super) fn has_room(&self, group: GroupId) -> bool {
         let live = self.live(0, group, self.now);
         live.iter().any(|id| self.running_on(*id) < self.ceiling(id.index()))
     }
@@ -682,240 +682,6 @@ impl World {
         self.after(shard);
     }
 
-    // The operator, the health checks and the engines.
-
-    fn change(&mut self) {
-        let s = self.rng.below(self.catalog.servers.len() as u64) as usize;
-        match self.rng.below(12) {
-            0 => self.catalog.servers[s].weight = 0.0,
-            1 | 2 => self.catalog.servers[s].weight = self.rng.of(&[0.5, 1.0, 2.0]),
-            3..=5 => self.catalog.servers[s].max_concurrency = self.rng.of(&[0, 1, 2, 4, 8, 32]),
-            6 => {
-                let p = self.rng.below(self.catalog.pools.len() as u64) as usize;
-                let mode = self.rng.of(&[RoutingMode::Queue, RoutingMode::Reject, RoutingMode::Unlimited]);
-                self.catalog.pools[p].routing_mode = mode;
-                self.catalog.pools[p].queue_size = self.rng.of(&[0, 3, 100]);
-                let bound = &mut self.bound_allowed[p];
-                *bound = self.catalog.pools[p].queue_size.max(*bound);
-            }
-            7 => self.catalog.servers[s].removed ^= true,
-            8 => self.dead[s] ^= true,
-            9 | 10 => {
-                self.up[s] = !self.up[s];
-                for shard in 0..self.shards.len() {
-                    self.send_update(shard, Update::Health { backend: BackendId(s as u16), up: self.up[s] });
-                }
-                return;
-            }
-            _ => self.add_server(),
-        }
-        self.catalog.version += 1;
-        for (id, server) in self.catalog.servers.iter().enumerate() {
-            if server.removed {
-                self.up[id] = true;
-            }
-        }
-        self.allowed.resize(self.catalog.servers.len(), 0);
-        for s in 0..self.catalog.servers.len() {
-            self.allowed[s] = self.allowed[s].max(self.ceiling(s));
-        }
-        self.regime = Regime::Changing;
-        for shard in 0..self.shards.len() {
-            self.send_update(shard, Update::Catalog(Box::new(self.catalog.clone())));
-        }
-    }
-
-    fn add_server(&mut self) {
-        let id = BackendId(self.catalog.servers.len() as u16);
-        if id.0 > 12 {
-            return;
-        }
-        let pool = PoolId(self.rng.below(self.catalog.pools.len() as u64 - 1) as u16);
-        self.catalog.servers.push(server(1.0, self.rng.of(&[0, 1, 4]), Some(pool.0)));
-        self.up.push(true);
-        self.dead.push(false);
-        self.dispatched.push(0);
-        self.seen_in_flight.iter_mut().for_each(|seen| seen.push(0));
-        for group in &mut self.catalog.groups {
-            if group.pool == pool {
-                group.candidates.push(id);
-            }
-        }
-        // And a model of its own, in a group that no shard has seen before.
-        let group = GroupId(self.catalog.groups.len() as u32);
-        self.catalog.groups.push(Group { candidates: vec![id], pool });
-        self.catalog.models.insert(format!("new-{}", id.0).into_bytes().into(), group);
-    }
-
-    fn send_update(&mut self, shard: usize, update: Update) {
-        let delay = self.rng.below(self.options.slow_ns_max.max(1));
-        let last = self.control[shard].back().map_or(Nanos::ZERO, |(at, _)| *at);
-        let at = last.max(Nanos(self.now.0 + delay));
-        self.control[shard].push_back((at, update));
-        self.schedule_at(at, Step::Control(shard));
-    }
-
-    /// Advances the regime of ceilings.
-    fn settle(&mut self) {
-        let on_rings = |links: &[VecDeque<(Nanos, Message)>]| {
-            links.iter().filter_map(|link| link.back()).map(|(at, _)| *at).max().unwrap_or(Nanos::ZERO)
-        };
-        match self.regime {
-            Regime::Settled => {}
-            Regime::Changing => {
-                if self.catalog_of.iter().all(|catalog| catalog.version == self.catalog.version) {
-                    self.regime = Regime::Settling { round: 1, until: on_rings(&self.links) };
-                }
-            }
-            // First what shards said on hearing of the ceiling gets home, then home's recalls get to them.
-            Regime::Settling { round, until } => {
-                if self.now > until && self.links.iter().flatten().all(|(at, _)| *at > until) {
-                    if round == 2 {
-                        self.regime = Regime::Settled;
-                        self.allowed = (0..self.catalog.servers.len()).map(|s| self.ceiling(s)).collect();
-                    } else {
-                        self.regime = Regime::Settling { round: 2, until: on_rings(&self.links) };
-                    }
-                }
-            }
-        }
-    }
-
-    // The naive model.
-
-    /// The ceiling that the newest catalog gives a server; `u32::MAX`: none.
-    fn ceiling(&self, s: usize) -> u32 {
-        let server = &self.catalog.servers[s];
-        let pool = server.pool.map(|p| self.catalog.pool(p).routing_mode);
-        match server.max_concurrency {
-            0 => u32::MAX,
-            _ if pool == Some(RoutingMode::Unlimited) => u32::MAX,
-            ceiling => ceiling,
-        }
-    }
-
-    fn benched(&self, shard: usize, at: Nanos) -> Vec<bool> {
-        let mut report = ShardReport::new(ShardId(shard as u8));
-        self.shards[shard].figures(at, &mut report);
-        report.servers.iter().map(|figures| figures.benched_until > at).collect()
-    }
-
-    /// Candidates that are live as far as a shard has been told.
-    fn live(&self, shard: usize, group: GroupId, at: Nanos) -> Vec<BackendId> {
-        let catalog = &self.catalog_of[shard];
-        let Some(group) = catalog.groups.get(group.index()) else { return Vec::new() };
-        let mut live = group.candidates.clone();
-        live.retain(|id| {
-            let server = catalog.server(*id);
-            !server.removed && server.weight > 0.0 && self.up_of[shard][id.index()]
-        });
-        let benched = self.benched(shard, at);
-        if live.iter().any(|id| !benched[id.index()]) {
-            live.retain(|id| !benched[id.index()]);
-        }
-        live
-    }
-
-    fn running_on(&self, backend: BackendId) -> u32 {
-        self.shards.iter().map(|shard| shard.in_flight(backend)).sum()
-    }
-
-    pub fn running(&self) -> usize {
-        self.requests.iter().filter(|r| matches!(r.state, State::Running(_))).count()
-    }
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-    pub fn rejected(&self, rejection: Rejection) -> u32 {
-        self.rejections.get(&rejection).copied().unwrap_or(0)
-    }
-    pub fn served(&self) -> u32 {
-        self.served
-    }
-
-    fn account_busy(&mut self, change: i64) {
-        self.busy_ns += u128::from(self.busy) * u128::from(self.now.since(self.busy_since));
-        self.busy_since = self.now;
-        self.busy = self.busy.wrapping_add_signed(change);
-    }
-
-    /// Share of the permits' time that was used while requests arrived.
-    pub fn busy_share(&self) -> f64 {
-        let (at, busy_ns) = self.measured.expect("requests have arrived");
-        busy_ns as f64 / (at.since(Nanos(1_000_000)) as f64 * self.slots)
-    }
-
-    // The checks.
-
-    /// Every new dispatch keeps to the ceiling, whatever the rings hold.
-    fn check_new_dispatches(&mut self, shard: usize) {
-        for s in 0..self.catalog.servers.len() {
-            let id = BackendId(s as u16);
-            let own = self.shards[shard].in_flight(id);
-            if own > self.seen_in_flight[shard][s] {
-                let total = self.running_on(id);
-                let allowed = self.allowed[s];
-                assert!(
-                    total <= allowed,
-                    "seed {}: {total} on server {s} with a ceiling of {allowed} at {:?}",
-                    self.seed,
-                    self.now
-                );
-            }
-            self.seen_in_flight[shard][s] = own;
-        }
-    }
-
-    /// A request was placed: nobody waits who came earlier, by more than the rings' delay, and could have had that permit.
-    fn check_order(&self, index: usize, backend: BackendId) {
-        let slack = 3 * (self.options.delay_ns_max + self.options.slow_ns_max + 200);
-        let since = self.requests[index].since;
-        // Rings that were full add up.
-        if self.options.ring_slots < 64 || self.now.since(self.disturbed) < 2 * slack {
-            return;
-        }
-        let ceiling = self.ceiling(backend.index());
-        for (older, waiting) in &self.waiting {
-            if older.0 + slack >= since.0 || older.0 < self.disturbed.0 + slack {
-                return;
-            }
-            let request = &self.requests[*waiting];
-            let State::Waiting(ticket) = request.state else { panic!("{waiting} is in the set") };
-            let granted = |(_, message): &(Nanos, Message)| matches!(message, Message::Grant { ticket: t, .. } if *t == ticket);
-            if self.links[request.shard].iter().any(granted) {
-                continue;
-            }
-            let could = ceiling != u32::MAX
-                && !request.tried.contains(backend)
-                && (0..self.shards.len())
-                    .all(|shard| self.live(shard, request.group, self.now).contains(&backend));
-            assert!(
-                !could,
-                "request {waiting} waits for {backend:?} since {older:?}; {index} came at {since:?}"
-            );
-        }
-    }
-
-    /// Somebody was told that nothing can be had: no live server of the group that was
-    /// not tried has a free permit anywhere.
-    fn check_exhausted(&self, group: GroupId, tried: Tried) {
-        if self.regime != Regime::Settled {
-            return;
-        }
-        let (ledger, queue) = self.shards[0].books().expect("shard 0 is home");
-        let pool = self.catalog.group(group).pool;
-        let settings = self.catalog.pool(pool);
-        if settings.routing_mode == RoutingMode::Queue {
-            assert!(queue.settled(pool) >= settings.queue_size, "the queue of {pool:?} is not full");
-        }
-        let mut live = self.live(0, group, self.timed[0]);
-        live.retain(|id| !tried.contains(*id));
-        for id in live {
-            let free: u32 = self.shards.iter().map(|shard| shard.leased(id).1).sum();
-            assert_eq!((ledger.spare(id), free), (0, 0), "{id:?} had room for group {group:?}");
-        }
-    }
-
     /// Lets everything arrive that is on its way, while no client, engine or operator does anything, and checks the whole.
     pub fn quiet(&mut self) {
         let shards = self.shards.len();
@@ -953,92 +719,67 @@ impl World {
         self.check_quiet();
     }
 
-    fn check_quiet(&self) {
-        let seed = self.seed;
-        let (ledger, queue) = self.shards[0].books().expect("shard 0 is home");
-        for s in 0..self.catalog.servers.len() {
-            let id = BackendId(s as u16);
-            let ceiling = self.ceiling(s);
-            let mut leased = 0;
-            for (i, shard) in self.shards.iter().enumerate() {
-                let (held, free) = shard.leased(id);
-                assert_eq!(
-                    ledger.leased(id, ShardId(i as u8)),
-                    held,
-                    "seed {seed}: server {s}, shard {i}: permits lost"
-                );
-                assert!(ceiling == u32::MAX || held == shard.in_flight(id) + free, "runs without a permit");
-                leased += held;
-                for (j, peer) in self.shards.iter().enumerate().filter(|(j, _)| *j != i) {
-                    let heard = peer.heard(ShardId(i as u8), id);
-                    assert_eq!(
-                        heard,
-                        shard.in_flight(id),
-                        "seed {seed}: shard {j} of shard {i}'s server {s}"
-                    );
-                }
-                assert_eq!(shard.in_flight_total(id), self.running_on(id));
-            }
-            if ceiling != u32::MAX {
-                assert_eq!(ledger.spare(id), ceiling.saturating_sub(leased), "seed {seed}: server {s}");
-                if leased > ceiling {
-                    assert_eq!(leased, self.running_on(id), "over a lowered ceiling nothing is free");
-                }
-            }
-        }
-        for shard in 1..self.shards.len() {
-            assert_eq!(self.benched(shard, self.now), self.benched(0, self.now), "verdicts agree");
-        }
-        // Nobody waits for what is free.
-        let mut waiting = vec![0; self.catalog.pools.len()];
-        for (_, index) in &self.waiting {
-            let request = &self.requests[*index];
-            waiting[self.catalog.group(request.group).pool.index()] += 1;
-            for id in self.live(0, request.group, self.now) {
-                assert!(
-                    request.tried.contains(id) || self.running_on(id) >= self.ceiling(id.index()),
-                    "seed {seed}: request {index} waits though {id:?} has room"
-                );
-            }
-        }
-        for (p, waiting) in waiting.into_iter().enumerate() {
-            let pool = PoolId(p as u16);
-            assert_eq!(
-                (queue.settled(pool), queue.provisional(pool)),
-                (waiting, 0),
-                "seed {seed}: queue of pool {p}"
-            );
-            assert_eq!(self.shards.iter().map(|shard| shard.queued(pool)).sum::<u32>(), waiting);
-        }
-        for group in (0..self.catalog.groups.len()).map(|g| GroupId(g as u32)) {
-            if self.has_room(group) {
-                for (i, shard) in self.shards.iter().enumerate() {
-                    assert_eq!(
-                        shard.admissible(self.now, Some(group)),
-                        Ok(()),
-                        "seed {seed}: shard {i}, {group:?}"
-                    );
-                }
-            }
+    // The naive model.
+
+    /// The ceiling that the newest catalog gives a server; `u32::MAX`: none.
+    pub(super) fn ceiling(&self, s: usize) -> u32 {
+        let server = &self.catalog.servers[s];
+        let pool = server.pool.map(|p| self.catalog.pool(p).routing_mode);
+        match server.max_concurrency {
+            0 => u32::MAX,
+            _ if pool == Some(RoutingMode::Unlimited) => u32::MAX,
+            ceiling => ceiling,
         }
     }
 
-    fn check_end(&self) {
-        let seed = self.seed;
-        assert!(self.requests.iter().all(|r| r.state == State::Over), "seed {seed}: somebody was forgotten");
-        assert!(self.tickets.is_empty() && self.waiting.is_empty());
-        for s in 0..self.catalog.servers.len() {
-            let id = BackendId(s as u16);
-            assert_eq!(self.running_on(id), 0);
-            for (i, shard) in self.shards.iter().enumerate() {
-                assert_eq!(
-                    shard.leased(id),
-                    (0, 0),
-                    "seed {seed}: shard {i} keeps idle permits of server {s}"
-                );
-            }
+    pub(super) fn benched(&self, shard: usize, at: Nanos) -> Vec<bool> {
+        let mut report = ShardReport::new(ShardId(shard as u8));
+        self.shards[shard].figures(at, &mut report);
+        report.servers.iter().map(|figures| figures.benched_until > at).collect()
+    }
+
+    /// Candidates that are live as far as a shard has been told.
+    pub(super) fn live(&self, shard: usize, group: GroupId, at: Nanos) -> Vec<BackendId> {
+        let catalog = &self.catalog_of[shard];
+        let Some(group) = catalog.groups.get(group.index()) else { return Vec::new() };
+        let mut live = group.candidates.clone();
+        live.retain(|id| {
+            let server = catalog.server(*id);
+            !server.removed && server.weight > 0.0 && self.up_of[shard][id.index()]
+        });
+        let benched = self.benched(shard, at);
+        if live.iter().any(|id| !benched[id.index()]) {
+            live.retain(|id| !benched[id.index()]);
         }
-        let done = self.served + self.aborted + self.rejections.values().sum::<u32>();
-        assert_eq!(done, self.came, "everybody is counted once");
+        live
+    }
+
+    pub(super) fn running_on(&self, backend: BackendId) -> u32 {
+        self.shards.iter().map(|shard| shard.in_flight(backend)).sum()
+    }
+
+    pub fn running(&self) -> usize {
+        self.requests.iter().filter(|r| matches!(r.state, State::Running(_))).count()
+    }
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+    pub fn rejected(&self, rejection: Rejection) -> u32 {
+        self.rejections.get(&rejection).copied().unwrap_or(0)
+    }
+    pub fn served(&self) -> u32 {
+        self.served
+    }
+
+    fn account_busy(&mut self, change: i64) {
+        self.busy_ns += u128::from(self.busy) * u128::from(self.now.since(self.busy_since));
+        self.busy_since = self.now;
+        self.busy = self.busy.wrapping_add_signed(change);
+    }
+
+    /// Share of the permits' time that was used while requests arrived.
+    pub fn busy_share(&self) -> f64 {
+        let (at, busy_ns) = self.measured.expect("requests have arrived");
+        busy_ns as f64 / (at.since(Nanos(1_000_000)) as f64 * self.slots)
     }
 }

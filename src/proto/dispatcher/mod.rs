@@ -15,7 +15,9 @@
 //! *Errors*: [`Rejection`]: `ModelNotFound`, `NoHealthyServer`, `AtCapacity`, `QueueFull`, `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
 
+mod benching;
 mod home;
+mod lease;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +28,7 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::table::{BackendTable, Row};
+use super::backend::table::BackendTable;
 use super::error::Rejection;
 use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
@@ -34,7 +36,7 @@ use super::report::ShardReport;
 use super::route::policy::Choice;
 use super::route::router::Router;
 use crate::clock::Nanos;
-use crate::limits::{LEASE_IDLE_MS, SHARDS_MAX};
+use crate::limits::SHARDS_MAX;
 use home::Home;
 
 /// What a dispatcher is told once.
@@ -213,8 +215,8 @@ impl Dispatcher {
         let Some(model) = model else { return catalog.unnamed.ok_or(Rejection::NoHealthyServer) };
         match catalog.models.get(model).copied().or(catalog.unlisted) {
             Some(group) => Ok(group),
-            // Some server has not answered yet and may serve it: a 404 would be a guess.
-            None if catalog.learning => Err(Rejection::NoHealthyServer),
+            // Some server has not answered yet, or none is there to ask: a 404 would be a guess.
+            None if catalog.learning || !self.routable() => Err(Rejection::NoHealthyServer),
             None => Err(Rejection::ModelNotFound),
         }
     }
@@ -394,95 +396,6 @@ impl Dispatcher {
         }
     }
 
-    /// Sends free permits back when they are recalled, else sees that they are looked at once idle.
-    fn settle_lease(&mut self, now: Nanos, backend: BackendId, urgency: Urgency) {
-        let row = self.table.row_mut(backend);
-        let free = row.free();
-        if free == 0 {
-            return;
-        }
-        if row.recalled {
-            row.held -= free;
-            self.send_home(Message::Return { backend, count: free, recalled: false }, urgency);
-        } else if self.sweep_at == Nanos::NEVER {
-            self.sweep_at = now.plus_ms(LEASE_IDLE_MS);
-        }
-    }
-
-    fn note_success(&mut self, now: Nanos, backend: BackendId) {
-        let row = self.table.row_mut(backend);
-        row.failures = 0;
-        if row.verdict.level > 0 {
-            let verdict = Verdict::cleared(now, self.me);
-            if row.verdict.benched(now) {
-                self.events.push_back(Event::Unbenched { backend });
-                self.benched_here.retain(|b| *b != backend);
-            }
-            self.pass_verdict(now, backend, verdict);
-        }
-    }
-
-    fn note_failure(&mut self, now: Nanos, backend: BackendId) {
-        let rules = self.bench_rules;
-        let row = self.table.row_mut(backend);
-        row.failures = row.failures.saturating_add(1);
-        // Requests that were under way when the bench began say nothing new.
-        if rules.after == 0 || row.verdict.benched(now) {
-            return;
-        }
-        // On probation one failure is enough.
-        if row.failures < rules.after && row.verdict.level == 0 {
-            return;
-        }
-        if self.is_last(now, backend) {
-            return;
-        }
-        let (verdict, ms) = self.table.row(backend).verdict.again(now, self.me, &rules);
-        self.pass_verdict(now, backend, verdict);
-        if !self.benched_here.contains(&backend) {
-            self.benched_here.push(backend);
-        }
-        self.events.push_back(Event::Benched { backend, ms });
-    }
-
-    /// Whether benching this server would leave its pool, or one of its groups, without an eligible server.
-    fn is_last(&self, now: Nanos, backend: BackendId) -> bool {
-        let eligible = |id: &BackendId| *id != backend && self.table.row(*id).eligible(now);
-        if let Some(pool) = self.catalog.server(backend).pool {
-            let mut of_pool = self.table.ids().take(self.catalog.servers.len());
-            if !of_pool.any(|id| self.catalog.server(id).pool == Some(pool) && eligible(&id)) {
-                return true;
-            }
-        }
-        let mut groups =
-            self.router.groups_of(backend).iter().filter(|(id, _)| self.groups_current.contains(id));
-        groups.any(|(id, _)| {
-            let group = self.router.group(*id).expect("groups of a server exist");
-            !group.candidates.iter().any(eligible)
-        })
-    }
-
-    fn pass_verdict(&mut self, now: Nanos, backend: BackendId, verdict: Verdict) {
-        self.table.row_mut(backend).verdict.merge(verdict);
-        let Verdict { until, judged, level, .. } = verdict;
-        // Ahead of any permit business with that server, on the same ring.
-        self.tell_peers(Message::Bench { backend, until, judged, level, by: self.me }, Urgency::Wake);
-        self.refresh(now, backend);
-    }
-
-    /// Eligibility of a server may have changed.
-    fn refresh(&mut self, now: Nanos, backend: BackendId) {
-        // Only ever earlier: a bench that has ended meanwhile still has to be seen by `handle_timeout`.
-        let verdict = self.table.row(backend).verdict;
-        if verdict.benched(now) {
-            self.bench_ends = self.bench_ends.min(verdict.until);
-        }
-        self.router.refresh(now, backend, &self.table);
-        if self.home.is_some() {
-            self.eligibility_at_home(now, backend);
-        }
-    }
-
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
@@ -514,14 +427,7 @@ impl Dispatcher {
                 self.granted(now, ticket, backend, count, recalled);
             }
             Message::Deny { ticket, rejection } => self.refuse(ticket, rejection),
-            Message::Recall { backend } => {
-                self.table.ensure(backend);
-                let row = self.table.row_mut(backend);
-                row.recalled = true;
-                let count = row.free();
-                row.held -= count;
-                self.send_home(Message::Return { backend, count, recalled: true }, Urgency::Wake);
-            }
+            Message::Recall { backend } => self.recalled(backend),
             Message::Ease { backend } => {
                 self.table.ensure(backend);
                 self.table.row_mut(backend).recalled = false;
@@ -535,31 +441,6 @@ impl Dispatcher {
             Message::Connections { .. } | Message::Socket { .. } => {}
         }
         self.note_full();
-    }
-
-    /// On a shard that is not home: permits came.
-    fn granted(&mut self, now: Nanos, ticket: Ticket, backend: BackendId, count: u32, recalled: bool) {
-        self.table.ensure(backend);
-        let row = self.table.row_mut(backend);
-        row.held += count;
-        row.free_low = row.free_low.min(row.free());
-        row.recalled |= recalled;
-        let unanswered = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none());
-        let again = unanswered.map(|w| (w.group, w.tried, w.since));
-        if let Some((group, tried, since)) = again {
-            if self.router.is_live(group, backend) {
-                self.grant(now, ticket, backend);
-            } else {
-                // Home has not yet heard that this server is down, drained or gone; a request must not go there. Its place in
-                // the queue stays: `since` is the same.
-                let row = self.table.row_mut(backend);
-                let free = row.free();
-                row.held -= free;
-                self.send_home(Message::Return { backend, count: free, recalled: false }, Urgency::Wake);
-                self.send_home(Message::Ask { ticket, group, preferred: None, tried, since }, Urgency::Wake);
-            }
-        }
-        self.settle_lease(now, backend, Urgency::Wake);
     }
 
     /// A lazy message that found its ring full: its figure is sent again with the next flush.
@@ -635,17 +516,7 @@ impl Dispatcher {
     pub fn handle_timeout(&mut self, now: Nanos) {
         // Benches first: who may go now has not waited in vain.
         if self.bench_ends <= now {
-            let over = |row: &Row| row.verdict.until != Nanos::ZERO && !row.verdict.benched(now);
-            let ids: Vec<_> = self.table.ids().filter(|id| over(self.table.row(*id))).collect();
-            let left = self.table.rows().iter().map(|row| row.verdict.until).filter(|until| *until > now);
-            self.bench_ends = left.min().unwrap_or(Nanos::NEVER);
-            for id in ids {
-                if let Some(i) = self.benched_here.iter().position(|b| *b == id) {
-                    self.benched_here.swap_remove(i);
-                    self.events.push_back(Event::Unbenched { backend: id });
-                }
-                self.refresh(now, id);
-            }
+            self.end_benches(now);
         }
         while let Some((_, ticket)) = self.deadlines.first().filter(|(deadline, _)| *deadline <= now).copied()
         {
@@ -656,27 +527,6 @@ impl Dispatcher {
             self.sweep(now);
         }
         self.note_full();
-    }
-
-    /// Sends leases back that nobody needed since the last sweep.
-    fn sweep(&mut self, now: Nanos) {
-        self.sweep_at = Nanos::NEVER;
-        for id in self.table.ids() {
-            let row = self.table.row_mut(id);
-            if row.held == 0 {
-                continue;
-            }
-            let idle = row.free_low.min(row.free());
-            row.held -= idle;
-            row.free_low = row.free();
-            if row.free_low > 0 {
-                self.sweep_at = now.plus_ms(LEASE_IDLE_MS);
-            }
-            if idle > 0 {
-                let back = Message::Return { backend: id, count: idle, recalled: false };
-                self.send_home(back, Urgency::Quiet);
-            }
-        }
     }
 
     /// When [`Dispatcher::handle_timeout`] has to be called next.

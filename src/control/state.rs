@@ -275,7 +275,8 @@ impl<P: Port> State<P> {
             _ => {}
         }
         self.changed |= first;
-        if let Some(up) = turn {
+        // Shards take a server for up until they hear of it, so the first word is said in any case.
+        if let Some(up) = turn.or(first.then_some(false)) {
             self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });
         }

@@ -18,7 +18,7 @@ use super::armed::ArmedPoll;
 use super::buffers::MEDIUM_BYTES;
 use super::deadline::{Action, Timer};
 use super::lazy_write::{LazyWrite, NUDGE_MS};
-use super::socket::Socket;
+use super::socket::{Hangup, Socket};
 use super::state::Shard;
 use crate::clock::Nanos;
 
@@ -192,9 +192,10 @@ impl Client {
     }
 
     /// Puts the connection to rest: only the timer goes on. Nothing may be unread.
-    pub fn rest(self) -> Timer {
+    pub fn rest(mut self) -> Timer {
         debug_assert!(self.unread().is_empty());
-        self.timer
+        let another = self.shard.deadlines.timer();
+        std::mem::replace(&mut self.timer, another)
     }
 
     /// At `ms` from now (0: never), do `action` to the client's socket.
@@ -212,7 +213,10 @@ impl Client {
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Gone> {
         loop {
             match self.end {
-                Some(End::Closed) if self.shard.limits.half_close_allowed => return Poll::Pending,
+                Some(End::Closed) if self.shard.limits.half_close_allowed => match self.poll_look(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(()) => continue,
+                },
                 Some(_) => return Poll::Ready(Gone),
                 None => {}
             }
@@ -238,17 +242,25 @@ impl Client {
             return Poll::Pending;
         }
         self.look = None;
-        if self.socket.hung_up() {
-            self.end = Some(End::Closed);
+        match self.socket.hung_up() {
+            Hangup::None => {}
+            Hangup::Half => self.end = self.end.or(Some(End::Closed)),
+            Hangup::Full => self.end = Some(End::Failed),
         }
         Poll::Ready(())
     }
 
     /// Writes `out` without waiting for it. The one before must be settled.
     pub fn begin_write(&mut self, out: Vec<u8>) {
-        if let Some((result, out)) = self.writing.start(&self.socket, out) {
-            self.written(result.is_ok(), out);
+        match self.writing.start(&self.socket, out) {
+            Some((result, out)) => self.written(result.is_ok(), out),
+            None => self.unsettled(1),
         }
+    }
+
+    fn unsettled(&self, change: i32) {
+        let count = &self.shard.unsettled;
+        count.set(count.get().wrapping_add_signed(change));
     }
 
     fn written(&mut self, ok: bool, out: Vec<u8>) {
@@ -268,7 +280,10 @@ impl Client {
         if !self.writing.is_busy() {
             return Poll::Ready(());
         }
-        self.writing.poll(cx).map(|(result, out)| self.written(result.is_ok(), out))
+        self.writing.poll(cx).map(|(result, out)| {
+            self.unsettled(-1);
+            self.written(result.is_ok(), out);
+        })
     }
 
     /// Waits until the write that was begun is through, `ms` at most. An error means that the client has gone.
@@ -345,5 +360,13 @@ impl Client {
             Poll::Pending => self.poll_gone(cx).map(Err),
         })
         .await
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if self.writing.is_busy() {
+            self.unsettled(-1);
+        }
     }
 }

@@ -29,7 +29,10 @@ pub enum Action {
 struct Slot {
     fd: RawFd,
     action: Action,
+    /// The deadline has passed and the socket was shut.
     fired: bool,
+    /// The deadline has passed and the task was woken.
+    woken: bool,
     /// Between requests: closed when the shard drains.
     idle: bool,
     /// No deadline is later than this: the total time of a request.
@@ -55,8 +58,15 @@ impl Deadlines {
     /// A timer for one connection.
     pub fn timer(self: &Rc<Self>) -> Timer {
         let mut all = self.slots.borrow_mut();
-        let slot =
-            Slot { fd: -1, action: Action::Wake, fired: false, idle: false, cap: Nanos::NEVER, waker: None };
+        let slot = Slot {
+            fd: -1,
+            action: Action::Wake,
+            fired: false,
+            woken: false,
+            idle: false,
+            cap: Nanos::NEVER,
+            waker: None,
+        };
         let index = match all.free.pop() {
             Some(index) => {
                 all.slots[index as usize] = slot;
@@ -104,7 +114,8 @@ impl Deadlines {
 
 impl Slot {
     fn fire(&mut self) {
-        self.fired = true;
+        self.fired = self.action != Action::Wake;
+        self.woken = !self.fired;
         match self.action {
             Action::ShutRead => shutdown(self.fd, libc::SHUT_RD),
             Action::ShutBoth => shutdown(self.fd, libc::SHUT_RDWR),
@@ -150,7 +161,7 @@ impl TimerHandle {
         let index = self.index as usize;
         let slot = &mut all.slots[index];
         all.at[index] = at.min(slot.cap);
-        (slot.fd, slot.action, slot.fired, slot.idle) = (fd, action, false, false);
+        (slot.fd, slot.action, slot.fired, slot.woken, slot.idle) = (fd, action, false, false, false);
     }
 
     /// As [`Timer::arm`], for a connection between requests.
@@ -165,6 +176,12 @@ impl TimerHandle {
         self.deadlines.slots.borrow_mut().slots[self.index as usize].cap = at;
     }
 
+    /// Takes the deadline away, and the cap.
+    pub fn clear_all(&self) {
+        self.cap(Nanos::NEVER);
+        self.clear();
+    }
+
     /// Takes the deadline away.
     pub fn clear(&self) {
         let mut all = self.deadlines.slots.borrow_mut();
@@ -172,7 +189,7 @@ impl TimerHandle {
         all.slots[self.index as usize].idle = false;
     }
 
-    /// Whether the last deadline set has passed and acted.
+    /// Whether the last deadline set has passed and shut the socket.
     pub fn fired(&self) -> bool {
         self.deadlines.slots.borrow().slots[self.index as usize].fired
     }
@@ -181,7 +198,7 @@ impl TimerHandle {
     pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
         let slot = &mut self.deadlines.slots.borrow_mut().slots[self.index as usize];
         match slot.action {
-            Action::Wake if slot.fired => Poll::Ready(()),
+            Action::Wake if slot.woken => Poll::Ready(()),
             Action::Wake => {
                 if slot.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                     slot.waker = Some(cx.waker().clone());

@@ -101,34 +101,44 @@ pub async fn forward(
     api: Api,
 ) -> After {
     let shard = client.shard.clone();
-    client.timer.cap(shard.deadline(shard.limits.total_timeout_ms));
     let mut tried = Tried::default();
     let mut waited_ns = 0;
     let mut lost = None;
     for _ in 0..ATTEMPTS_MAX {
-        let placement = match admit(client, group, tried).await {
+        let admitted = admit(client, group, tried, known.until).await;
+        if let Ok(Placement { wait_ns: ns, .. }) | Err(Some((_, ns))) = admitted {
+            waited_ns += ns;
+            known.wait_ns = Some(waited_ns);
+            shard.figures.borrow_mut().queue_wait.record(ns);
+        }
+        let placement = match admitted {
             Ok(placement) => placement,
-            Err(Some((rejection, ns))) => {
-                known.wait_ns = Some(waited_ns + ns);
+            Err(Some((rejection, _))) => {
                 // Every server it may go to has been tried: that is what the client should hear.
                 let lost = lost.filter(|_| rejection == Rejection::NoHealthyServer);
                 let (rejection, what) = match &lost {
                     Some(backend) => failure(&shard, *backend, UpstreamFault::Connect),
                     None => (rejection, None),
                 };
+                let what = if rejection == Rejection::UpstreamTimeout { Some(TOO_LONG.into()) } else { what };
                 return refuse(client, desk, intake, rejection, what.as_deref(), known, api).await;
             }
             Err(None) => return After::Gone,
         };
         let backend = placement.backend;
-        waited_ns += placement.wait_ns;
-        known.wait_ns = Some(waited_ns);
+        if lost.take().is_some() {
+            again(&shard, backend, known);
+        }
         let held = Held::new(&shard, backend);
         let arrived = shard.now();
         let mut attempt = attempt(client, desk, intake, backend, true, arrived).await;
         if matches!(attempt, Attempt::Stale) {
             again(&shard, backend, known);
             attempt = self::attempt(client, desk, intake, backend, false, shard.read_clock()).await;
+        }
+        if !matches!(attempt, Attempt::Answered { .. }) {
+            // It may be that of the server's connection, which is gone.
+            client.timer.clear();
         }
         match attempt {
             Attempt::Answered { upstream, rx, sent } => {
@@ -140,9 +150,14 @@ pub async fn forward(
                 held.done(Outcome::Failure);
                 tried.push(backend);
                 lost = Some(backend);
-                again(&shard, backend, known);
             }
             Attempt::Stale => unreachable!("only a reused connection can be stale"),
+            Attempt::Failed { fault: UpstreamFault::HeadTimeout, .. } if shard.now() >= known.until => {
+                // The request's own limit: it says nothing about the server.
+                drop(held);
+                let what = Some(TOO_LONG);
+                return refuse(client, desk, intake, Rejection::UpstreamTimeout, what, known, api).await;
+            }
             Attempt::Failed { fault, errno } => {
                 shard.fault(backend, fault, errno);
                 held.done(Outcome::Failure);
@@ -156,14 +171,14 @@ pub async fn forward(
             }
         }
     }
-    // Counted once too often above: the last failure was not followed by another attempt.
-    known.retries -= 1;
     let backend = lost.expect("every attempt that comes here lost a server");
     let (rejection, what) = failure(&shard, backend, UpstreamFault::Connect);
     refuse(client, desk, intake, rejection, what.as_deref(), known, api).await
 }
 
-/// The request is sent again after `backend` certainly read nothing of it.
+const TOO_LONG: &str = "the request took longer than limits.total_timeout_ms";
+
+/// The request is sent again, to `backend`, after a server certainly read nothing of it.
 fn again(shard: &Shard, backend: BackendId, known: &mut Known) {
     known.retries += 1;
     shard.figures.borrow_mut().server(backend).retries += 1;
@@ -192,9 +207,13 @@ async fn admit(
     client: &mut Client,
     group: GroupId,
     tried: Tried,
+    until: Nanos,
 ) -> Result<Placement, Option<(Rejection, u64)>> {
     let shard = client.shard.clone();
     let since = shard.now();
+    if since >= until {
+        return Err(Some((Rejection::UpstreamTimeout, 0)));
+    }
     let decision = shard.dispatcher.borrow_mut().handle_request(since, group, tried);
     match decision {
         Decision::Dispatch(placement) => {
@@ -206,11 +225,16 @@ async fn admit(
             Err(Some((rejection, 0)))
         }
         Decision::Wait(ticket) => {
-            let waiting = shard.wait(ticket);
+            let mut waiting = std::pin::pin!(shard.wait(ticket));
             shard.pump();
-            // Whoever waits for a server is not waited for.
-            client.timer.clear();
-            match client.watch(waiting).await {
+            // Whoever waits for a server is not waited for, but its own time runs.
+            client.timer.arm(until, client.socket.fd(), Action::Wake);
+            let timer = client.timer.handle();
+            let granted = std::future::poll_fn(|cx| match waiting.as_mut().poll(cx) {
+                Poll::Ready(result) => Poll::Ready(result),
+                Poll::Pending => timer.poll_woken(cx).map(|()| Err(Rejection::UpstreamTimeout)),
+            });
+            match client.watch(granted).await {
                 Ok(Ok(placement)) => Ok(placement),
                 Ok(Err(rejection)) => Err(Some((rejection, shard.now().since(since)))),
                 Err(_) => Err(None),
@@ -237,20 +261,27 @@ async fn attempt(
         true => shard.upstreams.checkout(backend, shard.now()),
         false => None,
     };
+    let mut since = since;
     let mut upstream = match idle {
         Some(upstream) => upstream,
-        None => match client.watch(Box::pin(connect(&shard, server))).await {
-            Ok(Ok(socket)) => Upstream::fresh(socket),
-            Ok(Err(error)) => return Attempt::Unconnected { errno: error.raw_os_error().unwrap_or(0) },
-            Err(_) => return Attempt::ClientGone,
-        },
+        None => {
+            let generation = shard.upstreams.generation(backend);
+            match client.watch(Box::pin(connect(&shard, server))).await {
+                Ok(Ok(socket)) => {
+                    // Waiting for the network is not the router's own time.
+                    since = shard.read_clock();
+                    Upstream::fresh(socket, generation)
+                }
+                Ok(Err(error)) => return Attempt::Unconnected { errno: error.raw_os_error().unwrap_or(0) },
+                Err(_) => return Attempt::ClientGone,
+            }
+        }
     };
     let (tx, tail) = compose(client, desk, intake, backend, server);
     let sending = shard.read_clock();
     shard.figures.borrow_mut().overhead.record(sending.since(since));
     if !intake.whole() {
         intake.spend(client, desk);
-        intake.streams = true;
         // Rare and large: on the heap, so that every other request need not carry it.
         return Box::pin(upload::stream(client, desk, intake, upstream, tx)).await;
     }
@@ -294,7 +325,8 @@ async fn attempt(
     match write {
         Some((_, tx)) => shard.buffers.give(tx),
         // The answer came before the request was through, and what was being written is gone with the write.
-        None => intake.streams |= !lent.is_empty(),
+        None if !lent.is_empty() => intake.lose(),
+        None => {}
     }
     match result {
         Ok(n) if n > 0 => await_head(client, desk, upstream, rx, sent).await,
@@ -466,6 +498,9 @@ async fn lazy_both(
         }
     })
     .await;
+    if !eager {
+        timer.arm(deadline.0, deadline.1, deadline.2);
+    }
     if written.is_none() {
         // The answer came first; the connection will not be used again, and the write goes with it.
         *write = LazyWrite::default();

@@ -1,11 +1,12 @@
 //! Takes in a request's body, as far as routing wants to see it: whole if it is small, its beginning if not.
 //!
-//! *Bound*: `classify_bytes_max` per request, and the shard's part of `buffered_bytes_max` over all; beyond either the
-//! rest streams through.
+//! *Bound*: `classify_bytes_max` per request (twice that for a chunked one: as it came, and its content), and the shard's part
+//! of `buffered_bytes_max` over all, [`FREE_BYTES`] per request aside; beyond either the rest streams through.
 //! *Errors*: [`Stop`]: a body over its limit, malformed chunks, a client that stops sending or goes.
 
 use std::borrow::Cow;
 
+use super::buffers::LARGE_BYTES;
 use super::client::{Client, End};
 use super::deadline::Action;
 use super::session::Desk;
@@ -32,7 +33,9 @@ impl From<End> for Stop {
     }
 }
 
-pub const MALFORMED_CHUNK: &str = "malformed chunked body";
+/// So much of a body is taken in whatever the budget says: a request's model stands in it.
+const FREE_BYTES: usize = 64 * 1024;
+
 pub const TOO_LARGE: &str = "the request body is over the size limit (limits.body_bytes_max)";
 
 /// The part of a request's body that is in hand.
@@ -44,8 +47,10 @@ pub struct Intake {
     pub raw: usize,
     /// Bytes of content so far.
     pub content: u64,
-    /// Head and body have been taken out of the inbox: the body streams through.
-    pub streams: bool,
+    /// Head and body have been taken out of the inbox.
+    spent: bool,
+    /// The client's bytes behind this request, if any, cannot be told from its body any more: its connection must close.
+    pub torn: bool,
     held: Held,
 }
 
@@ -68,10 +73,17 @@ impl Held {
     }
 }
 
+impl Held {
+    fn release(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.shard.buffered_bytes.set(self.shard.buffered_bytes.get() - bytes);
+        self.shard.memory.freed(bytes);
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
-        self.shard.buffered_bytes.set(self.shard.buffered_bytes.get() - self.bytes);
-        self.shard.memory.freed(self.bytes);
+        self.release();
     }
 }
 
@@ -90,8 +102,15 @@ impl Intake {
     pub async fn read(client: &mut Client, desk: &mut Desk) -> Result<Intake, Stop> {
         let framing = desk.head.framing;
         let held = Held { shard: client.shard.clone(), bytes: 0 };
-        let mut intake =
-            Intake { reader: BodyReader::new(framing), framing, raw: 0, content: 0, streams: false, held };
+        let mut intake = Intake {
+            reader: BodyReader::new(framing),
+            framing,
+            raw: 0,
+            content: 0,
+            spent: false,
+            torn: false,
+            held,
+        };
         if let Framing::Length(n) = framing
             && n > client.shard.limits.body_bytes_max
         {
@@ -118,13 +137,18 @@ impl Intake {
     async fn read_length(&mut self, client: &mut Client, desk: &Desk, n: u64) -> Result<(), Stop> {
         let limits = &client.shard.limits;
         let idle_ms = limits.client_body_idle_timeout_ms;
-        let here = client.unread().len() - desk.head.head_len;
-        let mut want = n.min(limits.classify_bytes_max as u64) as usize;
-        if want > here && !self.held.grow(want - here) {
-            want = here;
+        let want = n.min(limits.classify_bytes_max as u64) as usize;
+        // What the budget is asked for is what has come, not what was announced.
+        let mut have = (client.unread().len() - desk.head.head_len).min(want);
+        while have < want {
+            let step = (want - have).min(LARGE_BYTES);
+            if !self.held.grow(step) && have >= FREE_BYTES {
+                break;
+            }
+            client.fill(desk.head.head_len + have + step, idle_ms).await?;
+            have += step;
         }
-        client.fill(desk.head.head_len + want, idle_ms).await?;
-        let bytes = &client.unread()[desk.head.head_len..][..want];
+        let bytes = &client.unread()[desk.head.head_len..][..have];
         let advance = self.reader.advance(bytes).expect("a length cannot be malformed");
         (self.raw, self.content) = (advance.consumed, advance.consumed as u64);
         Ok(())
@@ -150,7 +174,13 @@ impl Intake {
                 return Err(Stop::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
             }
             let taken = desk.head.head_len + self.raw - start;
-            if self.reader.is_done() || desk.body.len() >= classify_max || !self.held.grow(2 * taken) {
+            let over = !self.held.grow(2 * taken) && desk.body.len() >= FREE_BYTES;
+            // Chunk lines count too: a body can be all framing.
+            if self.reader.is_done()
+                || desk.body.len() >= classify_max
+                || self.raw >= 2 * classify_max
+                || over
+            {
                 return Ok(());
             }
             client.arm_deadline(idle_ms, Action::ShutRead);
@@ -163,11 +193,19 @@ impl Intake {
         self.reader.is_done()
     }
 
-    /// The request is over: what of it is still in the inbox is done with.
-    pub fn spend(&self, client: &mut Client, desk: &Desk) {
-        if !self.streams {
+    /// Takes head and body out of the inbox: they are not needed any more. Doing it again does nothing.
+    pub fn spend(&mut self, client: &mut Client, desk: &Desk) {
+        if !self.spent {
+            self.spent = true;
             client.consume(desk.head.head_len + self.raw);
+            self.held.release();
         }
+    }
+
+    /// The inbox went with a write that was given up.
+    pub fn lose(&mut self) {
+        self.spent = true;
+        self.torn = true;
     }
 
     /// The content in hand, without chunk framing.

@@ -7,10 +7,12 @@
 //! queue is accepted before the listener closes.
 //! *Errors*: out of descriptors: pauses and tries again; `connections_max` reached: 503 and close.
 
+use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::session;
@@ -18,7 +20,7 @@ use super::socket::Socket;
 use super::state::Shard;
 use crate::proto::error::Rejection;
 use crate::proto::ids::ShardId;
-use crate::proto::message::{Message, Phase, Urgency};
+use crate::proto::message::{Message, Notice, Phase, Urgency};
 
 /// Clients waiting to be accepted, per listener (the kernel caps it at net.core.somaxconn).
 const BACKLOG: i32 = 4096;
@@ -59,24 +61,26 @@ pub async fn accept(shard: Rc<Shard>, listener: TcpListener, nonblocking: bool) 
     }
     let fd = listener.as_raw_fd();
     let Ok(listener) = Socket::new(OwnedFd::from(listener)) else { return };
-    loop {
-        let waited = listener.readable().await;
+    while shard.phase.get() < Phase::Draining {
+        let mut readable = std::pin::pin!(listener.readable());
+        std::future::poll_fn(|cx| {
+            if shard.phase.get() >= Phase::Draining {
+                return Poll::Ready(());
+            }
+            shard.acceptors.borrow_mut().push(cx.waker().clone());
+            readable.as_mut().poll(cx).map(|_| ())
+        })
+        .await;
+        // When the shard drains, too: whoever is in the queue by now has been let in.
         match accept_all(&shard, fd, nonblocking) {
             Ok(()) => {}
-            Err(e)
-                if matches!(
-                    e.raw_os_error(),
-                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                ) =>
-            {
-                monoio::time::sleep(PAUSE).await;
-                continue;
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK)) => {
+                let text = format!("shard {} accepts no more: {e}", shard.id.0);
+                shard.notify(Notice::Failed { shard: shard.id, text });
+                return;
             }
-            // The listener was shut down.
-            Err(_) => return,
-        }
-        if waited.is_err() || shard.phase.get() >= Phase::Draining {
-            return;
+            // Out of descriptors or memory, or a network error of the one connection (accept(2)): it may pass.
+            Err(_) => monoio::time::sleep(PAUSE).await,
         }
     }
 }
@@ -140,7 +144,7 @@ fn place(shard: &Rc<Shard>, fd: OwnedFd) {
 /// Serves a connection on this shard.
 pub fn adopt(shard: &Rc<Shard>, fd: OwnedFd) {
     if let Ok(socket) = Socket::new(fd) {
-        monoio::spawn(session::serve(shard.clone(), socket));
+        monoio::spawn(session::serve(shard.clone(), socket, session::Open::new(shard)));
     }
 }
 
@@ -150,11 +154,13 @@ fn turn_away(shard: &Shard, fd: OwnedFd) {
     let body = Rejection::AtCapacity
         .body(crate::proto::classify::Api::OpenAi, Some("too many connections (limits.connections_max)"));
     let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: 1\r\n\
-         Connection: close\r\n\r\n",
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\nRetry-After: 1\r\n",
         body.len()
     );
-    let answer = [head.as_bytes(), &body].concat();
+    let faces = shard.faces();
+    let reason = Rejection::AtCapacity.row().reason.as_bytes();
+    let answer =
+        [head.as_bytes(), &faces.reject_reason, reason, b"\r\nConnection: close\r\n\r\n", &body].concat();
     // SAFETY: the buffer is as long as said; the send does not wait.
     unsafe {
         libc::send(

@@ -6,7 +6,8 @@
 //! * [`memory`]: gives back what a burst took. [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
-//! *Bound*: one task per client connection, which also drives the server's connection; four tasks for the shard itself.
+//! *Bound*: one task per client connection, which also drives the server's connection; for the shard itself two, one per listener
+//! and two that spin, where that is asked for.
 
 pub mod armed;
 pub mod buffers;
@@ -143,14 +144,21 @@ async fn listen_to_mesh(shard: Rc<Shard>, wake: Socket) {
 }
 
 fn hear(shard: &Rc<Shard>) {
-    // SAFETY: the shard that accepted this descriptor has given it up by sending it, once.
-    shard.hear(|fd| listener::adopt(shard, unsafe { OwnedFd::from_raw_fd(fd) }));
+    shard.hear(|fd| {
+        // SAFETY: the shard that accepted this descriptor has given it up by sending it, once.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // That shard may run on another driver.
+        if crate::runtime::adapt(&fd).is_ok() {
+            listener::adopt(shard, fd);
+        }
+    });
 }
 
 async fn keep_time(shard: Rc<Shard>) {
     let mut next_housekeeping = shard.now().plus_ms(HOUSEKEEPING_MS);
     loop {
-        match shard.figures.borrow().active > 0 || shard.phase.get() >= Phase::Draining {
+        let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0;
+        match working || shard.phase.get() >= Phase::Draining {
             true => monoio::time::sleep(Duration::from_millis(SHARD_TICK_MS)).await,
             false => shard.rest_timekeeper(Duration::from_millis(IDLE_TICK_MS)).await,
         }

@@ -25,6 +25,9 @@ use crate::proto::http1::{
 use crate::proto::ids::GroupId;
 use crate::proto::message::{Phase, UpstreamFault};
 
+/// A piece larger than this may not fit the client's socket buffer, so it is waited for; a smaller one is not.
+const SMALL_WRITE_BYTES_MAX: usize = 8 * 1024;
+
 /// One request on its server, from the head of the answer on.
 pub struct Exchange {
     held: Option<Held>,
@@ -121,7 +124,7 @@ fn pass(
 pub async fn relay(
     client: &mut Client,
     desk: &mut Desk,
-    intake: &Intake,
+    intake: &mut Intake,
     mut rx: Vec<u8>,
     mut exchange: Exchange,
     known: &Known,
@@ -139,6 +142,7 @@ pub async fn relay(
     let keep_alive = desk.head.keep_alive
         && exchange.sent
         && intake.whole()
+        && !intake.torn
         && framing != Framing::UntilClose
         && client.end().is_none()
         && shard.phase.get() < Phase::Draining;
@@ -164,12 +168,13 @@ pub async fn relay(
     {
         let mut figures = shard.figures.borrow_mut();
         figures.answered(backend, desk.reply.status);
-        figures.queue_wait.record(placement.wait_ns);
     }
     if outcome(desk.reply.status) == Outcome::Failure {
         shard.fault(backend, UpstreamFault::Status, 0);
     }
     // Until the first event has come.
+    // Nothing of the request is needed any more: it will not be sent again.
+    intake.spend(client, desk);
     let mut first_token = desk.reply.is_event_stream.then_some(exchange.dispatched);
     let mut surplus = taken < first.len();
     let mut done = reader.is_done();
@@ -177,6 +182,7 @@ pub async fn relay(
     if let Some(upstream) = &mut exchange.upstream {
         upstream.idle_ns_named = idle_ns_named(desk, &rx);
     }
+    let mut bulk = rx.len() == rx.capacity();
     loop {
         if taken > 0
             && let Some(dispatched) = first_token.take()
@@ -193,14 +199,21 @@ pub async fn relay(
             }
             return After::Gone;
         }
+        let small = out.len() <= SMALL_WRITE_BYTES_MAX;
         if !out.is_empty() {
             client.begin_write(out);
+        }
+        if !small && client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+            if let Some(upstream) = &exchange.upstream {
+                upstream.socket.shutdown_both();
+            }
+            return After::Gone;
         }
         if done {
             break;
         }
         // The answer fills whole buffers: it is bulk, and larger ones cost fewer turns.
-        if rx.len() == rx.capacity() && rx.capacity() < LARGE_BYTES {
+        if bulk && rx.capacity() < LARGE_BYTES {
             shard.buffers.give(std::mem::replace(&mut rx, shard.buffers.take(LARGE_BYTES)));
         }
         rx.clear();
@@ -216,6 +229,7 @@ pub async fn relay(
         };
         out = shard.buffers.take(buf.capacity());
         rx = buf;
+        bulk = rx.len() == rx.capacity();
         taken = 0;
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {
@@ -237,7 +251,7 @@ pub async fn relay(
         };
         if let Some(fault) = ended {
             shard.fault(backend, fault, errno(&result));
-            let open = between_events && reader.between_pieces() && mode != Mode::Plain;
+            let open = between_events && reader.between_pieces() && framing == Framing::Chunked;
             let fault = open.then_some(fault);
             return Box::pin(broken_off(client, desk, exchange, fault, framing, api)).await;
         }
@@ -246,7 +260,6 @@ pub async fn relay(
         done |= reader.is_done();
     }
     shard.buffers.give(rx);
-    intake.spend(client, desk);
     match keep_alive {
         true => After::Next,
         // A client that still sends its body would lose the answer to a reset.

@@ -3,6 +3,7 @@
 use super::client::Client;
 use super::session::{After, Desk};
 use super::state::{Faces, Shard};
+use crate::clock::Nanos;
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::classify::{Api, Endpoint};
 use crate::proto::dispatcher::Placement;
@@ -12,11 +13,19 @@ use crate::proto::ids::{GroupId, PoolId};
 use crate::proto::message::Phase;
 
 /// What is known of a request's way so far: the header lines say no more than that.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Known {
     pub group: Option<GroupId>,
     pub wait_ns: Option<u64>,
     pub retries: u32,
+    /// When the request's whole time is up; `NEVER` without such a limit.
+    pub until: Nanos,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Known { group: None, wait_ns: None, retries: 0, until: Nanos::NEVER }
+    }
 }
 
 /// Appends the router's lines for an answer of a server.

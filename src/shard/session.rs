@@ -18,7 +18,7 @@ use super::socket::Socket;
 use super::state::Shard;
 use crate::proto::classify::{Api, Endpoint};
 use crate::proto::error::Rejection;
-use crate::proto::http1::{HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
+use crate::proto::http1::{Framing, HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
 use crate::proto::message::Phase;
 
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
@@ -59,8 +59,7 @@ pub enum After {
 }
 
 /// Serves one client connection until it ends.
-pub async fn serve(shard: Rc<Shard>, socket: Socket) {
-    let _open = Open::new(&shard);
+pub async fn serve(shard: Rc<Shard>, socket: Socket, _open: Open) {
     let mut timer = shard.deadlines.timer();
     loop {
         timer.arm_idle(shard.deadline(shard.limits.keepalive_timeout_ms), socket.fd(), Action::ShutRead);
@@ -82,6 +81,8 @@ async fn busy(mut client: Client) -> Option<Timer> {
     let mut desk = Desk::default();
     loop {
         let after = exchange(&mut client, &mut desk).await;
+        // Whatever it was set for is over; it may be a server's connection, which now is another's.
+        client.timer.clear_all();
         if after != After::Next && after != After::Gone {
             let _ = client.settle(client.shard.limits.between_bytes_timeout_ms).await;
         }
@@ -121,7 +122,12 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         return After::Gone;
     }
     let arrived = shard.now();
-    shard.active_now();
+    if shard.active_now() {
+        // It has slept for long: what its peers said meanwhile comes first.
+        super::hear(&shard);
+    }
+    known.until = shard.deadline(shard.limits.total_timeout_ms);
+    client.timer.cap(known.until);
     let path = desk.head.path(client.unread());
     let endpoint = Endpoint::of(matches!(desk.head.method, Method::Get | Method::Head), path);
     let api = endpoint.api(path);
@@ -152,7 +158,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
             known.group = Some(group);
             forward::forward(client, desk, &mut intake, group, &mut known, api).await
         }
-        Err(rejection) => refuse(client, desk, &intake, rejection, None, &known, api).await,
+        Err(rejection) => refuse(client, desk, &mut intake, rejection, None, &known, api).await,
     }
 }
 
@@ -215,32 +221,33 @@ async fn refuse_unread(
 ) -> After {
     let bodiless = intake::in_hand(client, desk) && what.is_none();
     let close = !bodiless || !desk.head.keep_alive || rejection == Rejection::ShuttingDown;
-    let raw = match desk.head.framing {
-        crate::proto::http1::Framing::Length(n) if bodiless => n as usize,
-        _ => 0,
+    let here = match desk.head.framing {
+        Framing::Length(n) if bodiless => desk.head.head_len + n as usize,
+        _ => desk.head.head_len,
     };
-    finish_refused(client, desk, raw, rejection, what, known, api, close).await
+    finish_refused(client, desk, here, rejection, what, known, api, close).await
 }
 
 /// Refuses a request whose body is in hand, whole or in part.
 pub async fn refuse(
     client: &mut Client,
     desk: &Desk,
-    intake: &Intake,
+    intake: &mut Intake,
     rejection: Rejection,
     what: Option<&str>,
     known: &Known,
     api: Api,
 ) -> After {
-    let close = !intake.whole() || intake.streams || !desk.head.keep_alive;
-    finish_refused(client, desk, intake.raw, rejection, what, known, api, close).await
+    let close = !intake.whole() || intake.torn || !desk.head.keep_alive;
+    intake.spend(client, desk);
+    finish_refused(client, desk, 0, rejection, what, known, api, close).await
 }
 
 #[expect(clippy::too_many_arguments, reason = "one place for what all refusals share")]
 async fn finish_refused(
     client: &mut Client,
     desk: &Desk,
-    raw: usize,
+    here: usize,
     rejection: Rejection,
     what: Option<&str>,
     known: &Known,
@@ -248,12 +255,14 @@ async fn finish_refused(
     close: bool,
 ) -> After {
     let close = close || client.shard.phase.get() >= Phase::Draining;
+    // The limit of the request's whole time is not for its refusal.
+    client.timer.clear_all();
     let sent = reply::refuse(client, Some(&desk.head), rejection, what, known, api, close).await;
     match (sent, close) {
         (false, _) => After::Close,
         (true, true) => After::LingeringClose,
         (true, false) => {
-            client.consume(desk.head.head_len + raw);
+            client.consume(here);
             After::Next
         }
     }
@@ -277,13 +286,13 @@ async fn lingering_close(client: &mut Client) {
     }
 }
 
-/// Counts a connection while it is open.
-struct Open {
+/// Counts a connection while it is open, from the accept on.
+pub struct Open {
     shard: Rc<Shard>,
 }
 
 impl Open {
-    fn new(shard: &Rc<Shard>) -> Open {
+    pub fn new(shard: &Rc<Shard>) -> Open {
         let mut figures = shard.figures.borrow_mut();
         figures.connections += 1;
         figures.accepted += 1;
@@ -367,8 +376,10 @@ mod tests {
             let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let socket = Socket::new(ours.into()).unwrap();
             let client = Client::new(shard.clone(), socket.clone(), shard.deadlines.timer());
-            let (idle, busy) =
-                (std::mem::size_of_val(&serve(shard.clone(), socket)), std::mem::size_of_val(&busy(client)));
+            let (idle, busy) = (
+                std::mem::size_of_val(&serve(shard.clone(), socket, Open::new(&shard))),
+                std::mem::size_of_val(&busy(client)),
+            );
             assert!(idle <= 256 && busy <= BUSY_BYTES, "idle {idle} bytes, busy {busy} bytes");
         })
         .unwrap();

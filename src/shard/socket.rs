@@ -63,8 +63,9 @@ impl Socket {
 
     #[expect(clippy::mut_from_ref, reason = "monoio wants `&mut` for what is one submission through `&`")]
     fn stream(&self) -> &mut TcpStream {
-        // SAFETY: single-threaded (`Rc`); the reference lives only while an operation is submitted, no call below
-        // re-enters this function, and monoio's read and write paths share no state in the stream but its descriptor.
+        // SAFETY: single-threaded (`Rc`). A future made from this reference keeps it, but touches the stream only in its
+        // first poll, where it clones the stream's descriptor into the operation; no such poll re-enters this function. So no
+        // two references are ever used at the same time. monoio's own split halves rest on the same.
         unsafe { &mut *self.stream.get() }
     }
 
@@ -155,11 +156,15 @@ impl Socket {
     }
 
     /// Whether the peer has shut its sending side down or the connection failed, whatever lies unread before it.
-    pub fn hung_up(&self) -> bool {
+    pub fn hung_up(&self) -> Hangup {
         let mut poll = libc::pollfd { fd: self.fd, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: one valid pollfd, and no waiting.
         let n = unsafe { libc::poll(&mut poll, 1, 0) };
-        n > 0 && poll.revents != 0
+        match poll.revents {
+            events if n > 0 && events & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0 => Hangup::Full,
+            events if n > 0 && events != 0 => Hangup::Half,
+            _ => Hangup::None,
+        }
     }
 
     /// Bytes of ours that the peer's kernel has acknowledged since the connection was made, as far as TCP tells.
@@ -214,6 +219,16 @@ impl Socket {
 pub fn shutdown(fd: RawFd, how: i32) {
     // SAFETY: shutdown takes no pointer; a descriptor that is not a connected socket gives an error, nothing else.
     unsafe { libc::shutdown(fd, how) };
+}
+
+/// See [`Socket::hung_up`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    None,
+    /// It sends no more, but may still read.
+    Half,
+    /// The connection is over.
+    Full,
 }
 
 /// See [`Socket::peek`].

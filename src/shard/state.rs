@@ -112,6 +112,10 @@ pub struct Shard {
     pub ready: Cell<bool>,
     /// Bytes of bodies held for routing and resending.
     pub buffered_bytes: Cell<usize>,
+    /// Writes to clients that were begun and not yet seen through.
+    pub unsettled: Cell<u32>,
+    /// Accepting tasks, to be woken when the shard drains.
+    pub acceptors: RefCell<Vec<Waker>>,
     /// Client connections of each shard, as last heard; the own entry is not used.
     pub peers: RefCell<Vec<u32>>,
     waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
@@ -162,6 +166,8 @@ impl Shard {
             phase: Cell::new(Phase::Serving),
             ready: Cell::new(false),
             buffered_bytes: Cell::new(0),
+            unsettled: Cell::new(0),
+            acceptors: RefCell::default(),
             peers: RefCell::new(vec![0; shards]),
             waits: RefCell::default(),
             drained_said: Cell::new(false),
@@ -189,15 +195,14 @@ impl Shard {
         if ms == 0 { Nanos::NEVER } else { self.now.get().plus_ms(ms) }
     }
 
-    /// A request came: worth staying awake for the next one.
-    pub fn active_now(&self) {
+    /// A request came: worth staying awake for the next one. True: the shard had been resting.
+    pub fn active_now(&self) -> bool {
         self.activity.set(self.now.get());
         if let Some(waker) = self.spinner.borrow_mut().take() {
             waker.wake();
         }
-        if let Some(waker) = self.timekeeper.borrow_mut().take() {
-            waker.wake();
-        }
+        let timekeeper = self.timekeeper.borrow_mut().take();
+        timekeeper.map(Waker::wake).is_some()
     }
 
     /// Sleeps for `rest`, or until the next request.
@@ -326,7 +331,10 @@ impl Shard {
             Update::Phase(phase) => {
                 self.phase.set(*phase);
                 match phase {
-                    Phase::Draining => self.deadlines.close_idle(),
+                    Phase::Draining => {
+                        self.deadlines.close_idle();
+                        self.acceptors.borrow_mut().drain(..).for_each(Waker::wake);
+                    }
                     Phase::Stopping => self.deadlines.close_all(),
                     Phase::Serving | Phase::Settling => {}
                 }
@@ -395,7 +403,7 @@ impl Shard {
         }
         if self.phase.get() >= Phase::Draining {
             self.deadlines.close_idle();
-            if active == 0 && !self.drained_said.replace(true) {
+            if active == 0 && self.unsettled.get() == 0 && !self.drained_said.replace(true) {
                 self.notify(Notice::Drained { shard: self.id });
             }
         }

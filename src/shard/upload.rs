@@ -39,7 +39,12 @@ pub async fn stream(
             Action::ShutBoth,
         );
         upstream.sent_now += out.len() as u64;
-        match race(read.as_mut(), upstream.socket.write_all(out)).await {
+        let written = client.watch(race(read.as_mut(), upstream.socket.write_all(out))).await;
+        let Ok(written) = written else {
+            upstream.socket.shutdown_both();
+            return Attempt::ClientGone;
+        };
+        match written {
             Race::Read(got) => return answered(client, desk, upstream, got, false).await,
             Race::Work((Ok(()), buf)) => out = buf,
             Race::Work((Err(_), _)) => {

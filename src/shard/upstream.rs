@@ -33,6 +33,8 @@ pub struct Upstream {
     pub socket: Socket,
     /// It has served a request before, so the server may be closing it.
     pub reused: bool,
+    /// Which of the server's addresses it was made to, counted; see [`Upstreams::forget`].
+    generation: u32,
     /// Payload bytes given to the kernel for the requests before the present one.
     pub sent_before: u64,
     /// Payload bytes of the present request.
@@ -42,8 +44,9 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    pub fn fresh(socket: Socket) -> Upstream {
-        Upstream { socket, reused: false, sent_before: 0, sent_now: 0, idle_ns_named: 0 }
+    /// A connection just made. `generation` as [`Upstreams::generation`] said before it was begun.
+    pub fn fresh(socket: Socket, generation: u32) -> Upstream {
+        Upstream { socket, reused: false, generation, sent_before: 0, sent_now: 0, idle_ns_named: 0 }
     }
 
     /// Whether it is certain that the server's process has read nothing of the present request, after the connection
@@ -70,6 +73,7 @@ struct Idle {
 #[derive(Default)]
 struct Shelf {
     idle: Vec<Idle>,
+    generation: u32,
     /// Learnt: the server has closed a connection that was idle for at most this long.
     idle_ns: Option<u64>,
     learnt_at: Nanos,
@@ -126,11 +130,8 @@ impl Upstreams {
     /// Puts a connection back whose exchange is complete, both ways.
     pub fn checkin(&self, backend: BackendId, mut upstream: Upstream, now: Nanos) {
         let mut shelves = self.shelves.borrow_mut();
-        if shelves.len() <= backend.index() {
-            shelves.resize_with(backend.index() + 1, Shelf::default);
-        }
-        let shelf = &mut shelves[backend.index()];
-        if shelf.idle.len() < IDLE_MAX {
+        let shelf = shelf(&mut shelves, backend);
+        if shelf.idle.len() < IDLE_MAX && upstream.generation == shelf.generation {
             upstream.reused = true;
             upstream.sent_before += std::mem::take(&mut upstream.sent_now);
             shelf.idle.push(Idle { upstream, since: now, seen: now });
@@ -158,20 +159,27 @@ impl Upstreams {
         }
     }
 
-    /// Drops every idle connection to `backend`: it was lost, removed or replaced.
+    /// Drops every idle connection to `backend`, and those on loan as they come back: its process or its address changed.
     pub fn forget(&self, backend: BackendId) {
-        if let Some(shelf) = self.shelves.borrow_mut().get_mut(backend.index()) {
-            *shelf = Shelf::default();
-        }
+        let mut shelves = self.shelves.borrow_mut();
+        let shelf = shelf(&mut shelves, backend);
+        *shelf = Shelf { generation: shelf.generation.wrapping_add(1), ..Shelf::default() };
     }
 
-    /// Drops every idle connection.
-    pub fn clear(&self) {
-        self.shelves.borrow_mut().clear();
+    /// Grows when `backend`'s connections are to be forgotten.
+    pub fn generation(&self, backend: BackendId) -> u32 {
+        self.shelves.borrow().get(backend.index()).map_or(0, |shelf| shelf.generation)
     }
 
     /// Idle connections to `backend`.
     pub fn idle(&self, backend: BackendId) -> usize {
         self.shelves.borrow().get(backend.index()).map_or(0, |shelf| shelf.idle.len())
     }
+}
+
+fn shelf(shelves: &mut Vec<Shelf>, backend: BackendId) -> &mut Shelf {
+    if shelves.len() <= backend.index() {
+        shelves.resize_with(backend.index() + 1, Shelf::default);
+    }
+    &mut shelves[backend.index()]
 }

@@ -268,6 +268,77 @@ fn chunk_input() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// Where in `buf` name and value of each field are (an empty value is nowhere in particular).
+fn places<'a>(
+    buf: &[u8],
+    fields: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+) -> Vec<[Option<std::ops::Range<usize>>; 2]> {
+    let place = |part: &[u8]| {
+        let start = part.as_ptr().addr().wrapping_sub(buf.as_ptr().addr());
+        (!part.is_empty()).then_some(start..start + part.len())
+    };
+    fields.map(|(name, value)| [place(name), place(value)]).collect()
+}
+
+/// What our parser accepts, `httparse`, which is more lenient, accepts too, and it sees the same parts. Returns whether it
+/// was a request, a response.
+fn agrees_with_httparse(input: &[u8]) -> (bool, bool) {
+    let mut lines = [httparse::EMPTY_HEADER; ringway::limits::HEADERS_MAX];
+    let request = request_in_steps(input, input.len().max(1)).ok().flatten();
+    if let Some(head) = &request {
+        let mut theirs = httparse::Request::new(&mut lines);
+        let end = theirs.parse(input).expect("what we accept is accepted");
+        assert_eq!(end, httparse::Status::Complete(head.head_len));
+        assert_eq!(theirs.method.map(str::as_bytes), Some(head.method_span.of(input)));
+        assert_eq!(theirs.path.map(str::as_bytes), Some(head.target.of(input)));
+        assert_eq!(theirs.version, Some(head.minor));
+        let ours = head.fields().iter().map(|f| (f.name.of(input), f.value.of(input)));
+        let theirs = theirs.headers.iter().map(|f| (f.name.as_bytes(), f.value));
+        assert_eq!(places(input, ours), places(input, theirs), "{}", input.escape_ascii());
+    }
+    let response = response_in_steps(input, input.len().max(1), Method::Get).ok().flatten();
+    if let Some(head) = &response {
+        let mut theirs = httparse::Response::new(&mut lines);
+        let end = theirs.parse(input).expect("what we accept is accepted");
+        assert_eq!(end, httparse::Status::Complete(head.head_len));
+        assert_eq!((theirs.code, theirs.version), (Some(head.status), Some(head.minor)));
+        // It keeps a reason with obs-text to itself.
+        let reason = head.reason.of(input);
+        assert_eq!(theirs.reason.map(str::as_bytes), Some(if reason.is_ascii() { reason } else { b"" }));
+        let ours = head.fields().iter().map(|f| (f.name.of(input), f.value.of(input)));
+        let theirs = theirs.headers.iter().map(|f| (f.name.as_bytes(), f.value));
+        assert_eq!(places(input, ours), places(input, theirs), "{}", input.escape_ascii());
+    }
+    (request.is_some(), response.is_some())
+}
+
+#[test]
+fn known_inputs_are_split_as_httparse_splits_them() {
+    let (mut requests, mut responses) = (0, 0);
+    let fixtures = llhttp::fixtures();
+    let corpus = std::fs::read_dir(format!("{}/fuzz/corpus/head", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let corpus: Vec<_> = corpus.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+    let smuggling = SMUGGLING.iter().map(|(_, input)| *input);
+    for input in fixtures.iter().map(|f| &f.input[..]).chain(smuggling).chain(corpus.iter().map(|c| &c[..])) {
+        let (request, response) = agrees_with_httparse(input);
+        requests += usize::from(request);
+        responses += usize::from(response);
+        // Each byte in turn replaced by what ends, splits or spoils a line.
+        let mut changed = input[..input.len().min(300)].to_vec();
+        for i in 0..changed.len() {
+            for b in [b'\r', b'\n', b' ', b'\t', b':', 0, 0x7f, 0x80] {
+                let was = std::mem::replace(&mut changed[i], b);
+                agrees_with_httparse(&changed);
+                changed[i] = was;
+            }
+        }
+    }
+    assert!(
+        requests > 10 && responses > 10,
+        "{requests} requests, {responses} responses: nothing was compared"
+    );
+}
+
 /// A request head of valid parts: method, target, fields. Names are drawn from those that mean something.
 fn request_input() -> impl Strategy<Value = Vec<u8>> {
     let name = proptest::sample::select(vec![
@@ -378,6 +449,7 @@ proptest! {
             }
         }
         prop_assert_eq!(verdict.map(|parse| (parse == Parse::Complete).then_some(head)), whole);
+        agrees_with_httparse(&input);
     }
 
     #[test]
@@ -386,6 +458,7 @@ proptest! {
         let fields = &input[input[lf..].windows(7).position(|w| w == b"Host: a").unwrap()..];
         let response = [format!("HTTP/1.1 {status} Some reason\r\n").as_bytes(), fields].concat();
         invariants::head(&response);
+        agrees_with_httparse(&response);
     }
 }
 

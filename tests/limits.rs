@@ -53,6 +53,32 @@ fn head_limits_are_431_and_414() {
     refused(uri.as_bytes(), 414, "uri_too_long");
 }
 
+/// A client that was refused and sends on all the same, more than the router is ready to read and throw away, is cut off
+/// soon: it must not sit on a full socket that nobody reads and nobody resets. The router is held still for a while, so
+/// that the socket is full when its patience ends.
+#[test]
+fn a_refused_client_that_sends_on_is_cut_off() {
+    let engine = Engine::answering();
+    let router = Setup::new().limit("body_bytes_max = 1000").server("a", &engine, &[]).start();
+    for _ in 0..2 {
+        let mut client = router.client();
+        client.send(b"POST /x HTTP/1.1\r\nHost: r\r\nContent-Length: 4000000000\r\n\r\n");
+        client.response().assert_rejected(413, "body_too_large");
+        router.signal(libc::SIGSTOP);
+        let sending = std::thread::spawn(move || {
+            let start = now();
+            let piece = vec![b'x'; 1 << 20];
+            let sent = (0..4000).take_while(|_| client.try_send(&piece).is_ok()).count();
+            (sent, start.elapsed())
+        });
+        pause(seconds(3));
+        router.signal(libc::SIGCONT);
+        let (sent, took) = sending.join().expect("a sender");
+        assert!(took < seconds(40), "cut off after {took:?}, {sent} MiB");
+        router.wait_metric("ringway_connections", &[], 0.0, seconds(5));
+    }
+}
+
 /// A head that dribbles in, one byte each 5 ms, is served like any other.
 #[test]
 fn a_head_may_come_byte_by_byte() {

@@ -59,7 +59,7 @@ fn a21_gauges_return_to_zero_however_requests_end() {
     let (one, two) = (engine(), engine());
     let router = Setup::new()
         .shards(2)
-        .limit("response_head_timeout_ms = 400")
+        .limit("response_head_timeout_ms = 1500")
         .limit("body_bytes_max = 100000")
         .health("bench_after = 1000000")
         .server("a", &one, &["max_concurrency = 20"])
@@ -190,7 +190,7 @@ fn a_ready_router_serves_the_very_next_request() {
 fn health_checks_take_servers_out_and_bring_them_back() {
     let (one, two) = (Engine::answering(), Engine::answering());
     let router =
-        Setup::new().health("timeout_ms = 100").server("a", &one, &[]).server("b", &two, &[]).start();
+        Setup::new().health("timeout_ms = 1000").server("a", &one, &[]).server("b", &two, &[]).start();
     for probe in [Probe::Reply(500, String::new()), Probe::Hang, Probe::Reply(404, String::new())] {
         two.set_health(probe.clone());
         router.wait_not_up("b");

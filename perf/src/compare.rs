@@ -8,6 +8,8 @@
 //! *Errors*: which peer, which scenario, and what.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -32,8 +34,10 @@ use crate::{run_load, sched};
 const TURN_NS: u64 = 450 * MS;
 /// Most idle connections: what ten source addresses hold.
 const IDLE_CONNECTIONS_MAX: u32 = 200_000;
-/// What the connections scenario takes per peer; for the estimate.
-const CONNS_NS: u64 = 11 * S;
+/// Turns of the connections scenario: memory varies less than time, and a turn is long.
+const MEMORY_REPEATS_MAX: u32 = 3;
+/// What the connections scenario takes per peer and turn; for the estimate.
+const CONNS_NS: u64 = 12 * S;
 /// After the burst, memory is read at these times.
 const SETTLE_NS: [u64; 4] = [100 * MS, S, 3 * S, 5 * S];
 
@@ -150,26 +154,29 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
              do not use the tails (p99 and above) of this comparison"
         );
     }
+    let _turn = only_one()?;
     let scratch = Scratch::new()?;
     let any = "127.0.0.1:0".parse().map_err(|e| format!("{e}"))?;
     let default = Recipe { body_len: 0, answer: Answer::Json { len: 1024, delay_ns: 0 } };
     let rig = RigHandle::start(Some(args.load_core), &[any, any], default)?;
     let bench = Bench { args, rig: &rig, scratch: &scratch };
     // For the proxies, which inherit the limit, and for the generator, which holds the other end of each connection.
-    sched::raise_descriptors(bench.setup(Scenario::Conns).descriptors())?;
+    sched::raise_descriptors(bench.setup().descriptors())?;
 
-    let started = record::Environment::read(args, &peers, &|kind, scenario| {
-        peers::configuration(kind, &bench.setup(scenario))
-    });
+    let started = record::Environment::read(args, &peers, &|kind| peers::configuration(kind, &bench.setup()));
     let mut findings = Findings::default();
     for &scenario in &args.scenarios {
         bench.compare_answers(scenario, &peers)?;
         if scenario == Scenario::Conns {
-            for &kind in peers.iter().filter(|&&kind| kind != Kind::Direct) {
-                println!("conns: {} …", kind.name());
-                match bench.memory_run(kind) {
-                    Ok(run) => findings.memory.push(run),
-                    Err(why) => findings.failed.push(format!("conns, {}: {why}", kind.name())),
+            for repeat in 0..args.repeats.min(MEMORY_REPEATS_MAX) {
+                for &kind in peers.iter().filter(|&&kind| kind != Kind::Direct) {
+                    println!("conns {repeat} {} …", kind.name());
+                    match bench.memory_run(kind) {
+                        Ok(run) => findings.memory.push(run),
+                        Err(why) => {
+                            findings.failed.push(format!("conns, {}, repeat {repeat}: {why}", kind.name()))
+                        }
+                    }
                 }
             }
             continue;
@@ -265,7 +272,10 @@ fn estimate_ns(args: &CompareArgs, peers: &[Kind]) -> u64 {
     let mut sum_ns = 0;
     for scenario in &args.scenarios {
         sum_ns += match scenario {
-            Scenario::Conns => CONNS_NS * peers.iter().filter(|&&kind| kind != Kind::Direct).count() as u64,
+            Scenario::Conns => {
+                let proxies = peers.iter().filter(|&&kind| kind != Kind::Direct).count() as u64;
+                CONNS_NS * proxies * u64::from(args.repeats.min(MEMORY_REPEATS_MAX))
+            }
             _ => {
                 let shape = scenario.shape(args.rate, args.warmup_ms * MS);
                 let drain_ns = shape.stagger_ns;
@@ -275,6 +285,27 @@ fn estimate_ns(args: &CompareArgs, peers: &[Kind]) -> u64 {
         };
     }
     sum_ns
+}
+
+/// Waits until no other comparison runs on this machine: two would measure each other.
+fn only_one() -> Result<File, String> {
+    let path = std::env::temp_dir().join("ringway-perf.lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|e| format!("{}: {e}", path.display()))?;
+    for (flags, waiting) in [(libc::LOCK_EX | libc::LOCK_NB, false), (libc::LOCK_EX, true)] {
+        if waiting {
+            println!("another comparison is running; waiting for its end");
+        }
+        // SAFETY: a descriptor that `file` owns. The kernel drops the lock when the file is closed, however this ends.
+        if unsafe { libc::flock(file.as_raw_fd(), flags) } == 0 {
+            return Ok(file);
+        }
+    }
+    Err(format!("{}: {}", path.display(), std::io::Error::last_os_error()))
 }
 
 /// A directory of its own, removed at the end.
@@ -302,7 +333,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn setup(&self, scenario: Scenario) -> Setup {
+    fn setup(&self) -> Setup {
         Setup {
             backends: self.rig.backends.clone(),
             core: self.args.proxy_core,
@@ -310,8 +341,6 @@ impl Bench<'_> {
             ringway_args: self.args.ringway_args.clone(),
             directory: self.scratch.0.clone(),
             connections: self.args.idle_connections.max(1024),
-            streams: scenario == Scenario::Sse,
-            big_bodies: matches!(scenario, Scenario::Big | Scenario::Conns),
         }
     }
 
@@ -335,7 +364,7 @@ impl Bench<'_> {
             return Err(format!("{}: the backend itself answers wrongly", scenario.name()));
         }
         for &kind in peers {
-            let peer = Peer::start(kind, &self.setup(scenario), &request)?;
+            let peer = Peer::start(kind, &self.setup(), &request)?;
             for (turn, answer) in exchange(peer.address, &request, 3)?.iter().enumerate() {
                 if *answer != reference {
                     return Err(format!(
@@ -371,7 +400,7 @@ impl Bench<'_> {
             Answer::Json { len, .. } => Expect::Exact(payload::answer_body(len)?.into()),
             Answer::Events { count, .. } => Expect::Events(count),
         };
-        let peer = Peer::start(kind, &self.setup(scenario), &request)?;
+        let peer = Peer::start(kind, &self.setup(), &request)?;
         let pids = peer.pids();
         let probe = (kind != Kind::Direct).then(|| probe(&pids, findings));
         let plan = Plan {
@@ -385,6 +414,7 @@ impl Bench<'_> {
             grace_ns: shape.grace_ns,
             stagger_ns: shape.stagger_ns,
             requests_max: None,
+            in_flight_max: None,
             hold: false,
             spin: self.args.spin,
             probe,
@@ -420,15 +450,15 @@ impl Bench<'_> {
         let small = self.request(&shape.recipe)?;
         let burst_recipe = Recipe { body_len: scenario::BURST_BODY_BYTES, ..shape.recipe };
         let burst_request: Arc<[u8]> = self.request(&burst_recipe)?.into();
-        let peer = Peer::start(kind, &self.setup(Scenario::Conns), &small)?;
+        let peer = Peer::start(kind, &self.setup(), &small)?;
         let pids = peer.pids();
         clock::sleep_ns(300 * MS);
         let fresh = process::memory(&pids)?;
         let connections = self.args.idle_connections;
-        let plan = |request: Arc<[u8]>, connections: u32, hold| Plan {
+        let plan = |request: Arc<[u8]>, connections: u32, hold: bool| Plan {
             target: peer.address,
             connections,
-            arrivals: if hold { shape.arrivals } else { Arrivals::Closed },
+            arrivals: Arrivals::Closed,
             request,
             expect: expect.clone(),
             warm_ns: 0,
@@ -436,18 +466,22 @@ impl Bench<'_> {
             grace_ns: shape.grace_ns,
             stagger_ns: 0,
             requests_max: Some(u64::from(connections)),
+            // Few requests at once while the idle connections are opened: what a proxy keeps from a crowd of requests
+            // would count as the connections' memory.
+            in_flight_max: hold.then_some(scenario::OPENING_IN_FLIGHT_MAX),
             hold,
             spin: false,
             probe: None,
         };
-        let opening = self.rig.run(plan(small.into(), connections, true))?;
+        let opening = self.at_priority(&pids, || self.rig.run(plan(small.into(), connections, true)))?;
         let outcome = (|| {
-            clock::sleep_ns(500 * MS);
+            clock::sleep_ns(2 * S);
             let idle = process::memory(&pids)?;
             let before = process::snapshot(&pids)?;
             clock::sleep_ns(S);
             let idle_cpu_ns_per_s = process::snapshot(&pids)?.since(&before).cpu_ns;
-            let burst = self.rig.run(plan(burst_request, scenario::BURST_BODIES, false))?;
+            let burst = plan(burst_request, scenario::BURST_BODIES, false);
+            let burst = self.at_priority(&pids, || self.rig.run(burst))?;
             let ended_ns = clock::now_ns();
             let mut after_burst = Vec::new();
             for settle_ns in SETTLE_NS {
@@ -528,6 +562,6 @@ mod tests {
         let one = estimate_ns(&args("--scenarios json --repeats 1"), &[Kind::Direct]);
         let many = estimate_ns(&args("--scenarios json --repeats 3"), &[Kind::Direct, Kind::Haproxy]);
         assert_eq!(many, one * 6);
-        assert_eq!(estimate_ns(&args("--scenarios conns"), &[Kind::Direct, Kind::Nginx]), CONNS_NS);
+        assert_eq!(estimate_ns(&args("--scenarios conns"), &[Kind::Direct, Kind::Nginx]), CONNS_NS * 3);
     }
 }

@@ -13,7 +13,6 @@ use serde::Serialize;
 use crate::clock;
 use crate::compare::{CompareArgs, Findings};
 use crate::peers::{self, Kind};
-use crate::scenario::Scenario;
 
 /// What a comparison ran on and with.
 #[derive(Clone, Debug, Serialize)]
@@ -31,16 +30,11 @@ pub struct Environment {
     rt_runtime_us: String,
     load_average_before: f64,
     versions: Vec<(&'static str, String)>,
-    /// Scenario, peer, configuration.
-    configurations: Vec<(&'static str, &'static str, String)>,
+    configurations: Vec<(&'static str, String)>,
 }
 
 impl Environment {
-    pub fn read(
-        args: &CompareArgs,
-        peers: &[Kind],
-        configuration: &dyn Fn(Kind, Scenario) -> String,
-    ) -> Environment {
+    pub fn read(args: &CompareArgs, peers: &[Kind], configuration: &dyn Fn(Kind) -> String) -> Environment {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let cpuinfo = read("/proc/cpuinfo");
         let line = |text: &str, name: &str| {
@@ -52,16 +46,6 @@ impl Environment {
         let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
         let host = read("/proc/sys/kernel/hostname");
         let proxies: Vec<Kind> = peers.iter().copied().filter(|&kind| kind != Kind::Direct).collect();
-        let mut configurations: Vec<(&'static str, &'static str, String)> = Vec::new();
-        for &kind in &proxies {
-            for &scenario in &args.scenarios {
-                let text = configuration(kind, scenario);
-                // Each different configuration once, under the first scenario that uses it.
-                if !configurations.iter().any(|(_, name, other)| *name == kind.name() && *other == text) {
-                    configurations.push((scenario.name(), kind.name(), text));
-                }
-            }
-        }
         Environment {
             date: clock::date(clock::unix_s()),
             machine: args.machine.clone().unwrap_or_else(|| format!("{cores}core-{host}")),
@@ -83,7 +67,7 @@ impl Environment {
                 .iter()
                 .map(|&kind| (kind.name(), peers::version(kind, &args.ringway)))
                 .collect(),
-            configurations,
+            configurations: proxies.iter().map(|&kind| (kind.name(), configuration(kind))).collect(),
         }
     }
 
@@ -116,8 +100,8 @@ impl Environment {
             let _ = writeln!(text, "- {name}: {version}");
         }
         text.push_str("\nEach figure and its limits are explained in perf/README.md.\n");
-        for (scenario, name, configuration) in &self.configurations {
-            let _ = write!(text, "\n## {name}, from scenario {scenario} on\n\n```\n{configuration}```\n");
+        for (name, configuration) in &self.configurations {
+            let _ = write!(text, "\n## {name}\n\n```\n{configuration}```\n");
         }
         text
     }
@@ -226,7 +210,7 @@ mod tests {
             rt_runtime_us: "950000".into(),
             load_average_before: 0.5,
             versions: vec![("nginx", "nginx 1".into())],
-            configurations: vec![("json", "nginx", "daemon off;\n".into())],
+            configurations: vec![("nginx", "daemon off;\n".into())],
         };
         let conditions = Conditions { out: &out, proxy_core: 0, load_core: 1, fifo: true, spin: false };
         let write = || record(&conditions, &environment, &Findings::default(), "table\n").expect("writable");

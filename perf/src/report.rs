@@ -9,6 +9,7 @@ use crate::clock::S;
 use crate::compare::{Findings, MemoryRun, Run};
 use crate::load::Report;
 use crate::peers::Kind;
+use crate::process::Memory;
 use crate::scenario::{self, Scenario};
 use crate::stats::{self, Quantiles, Spread};
 
@@ -221,8 +222,31 @@ pub fn summary(findings: &Findings, scenarios: &[Scenario], peers: &[Kind]) -> S
     if let Some(why) = &findings.no_instructions {
         let _ = writeln!(text, "\nNo instruction counts: this machine does not offer them ({why}).");
     }
+    text.push_str(&disturbed(findings));
     text.push_str(&faults(findings));
     text
+}
+
+/// Runs that shared a core with something else. They stay in the tables: who leaves runs out must say why.
+fn disturbed(findings: &Findings) -> String {
+    let mut text = String::new();
+    for run in findings.runs.iter().filter(|run| run.report.disturbed()) {
+        let proxy = (PROXY_WAIT.of)(&run.report).unwrap_or(0.0);
+        let _ = writeln!(
+            text,
+            "- {}, {}, repeat {}: the generator waited for its core {:.0} % and the proxy {proxy:.0} % of the window",
+            run.scenario.name(),
+            run.peer.name(),
+            run.repeat,
+            run.report.generator_wait * 100.0
+        );
+    }
+    if text.is_empty() {
+        return text;
+    }
+    format!(
+        "\n## Disturbed\n\nSomething else ran on the cores in these runs; repeat the comparison when the machine is quiet.\n\n{text}"
+    )
 }
 
 /// Ratios and differences, pair by pair within each repeat.
@@ -267,55 +291,62 @@ fn joined(findings: &Findings, scenario: Scenario, peers: &[Kind]) -> String {
     text
 }
 
+/// One figure of a memory run.
+type MemoryColumn = (&'static str, usize, fn(&MemoryRun) -> f64);
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// KiB per idle connection.
+fn each(run: &MemoryRun, of: fn(&Memory) -> u64) -> f64 {
+    (of(&run.idle) as f64 - of(&run.fresh) as f64) / f64::from(run.connections) / 1024.0
+}
+
+/// RSS in MiB at the n-th reading after the burst; not a number when there is none.
+fn after(run: &MemoryRun, n: usize) -> f64 {
+    run.after_burst.get(n).map_or(f64::NAN, |(_, memory)| mib(memory.rss))
+}
+
+const MEMORY_COLUMNS: &[MemoryColumn] = &[
+    ("fresh RSS MiB", 1, |run| mib(run.fresh.rss)),
+    ("idle RSS MiB", 1, |run| mib(run.idle.rss)),
+    ("RSS KiB/conn", 2, |run| each(run, |memory| memory.rss)),
+    ("PSS KiB/conn", 2, |run| each(run, |memory| memory.pss)),
+    ("private KiB/conn", 2, |run| each(run, |memory| memory.private)),
+    ("idle CPU ms/s", 2, |run| run.idle_cpu_ns_per_s as f64 / 1e6),
+    ("burst s", 2, |run| run.burst.window_ns as f64 / S as f64),
+    ("peak RSS MiB", 1, |run| run.after_burst.last().map_or(f64::NAN, |(_, memory)| mib(memory.rss_peak))),
+    ("RSS after 0.1 s", 1, |run| after(run, 0)),
+    ("1 s", 1, |run| after(run, 1)),
+    ("3 s", 1, |run| after(run, 2)),
+    ("5 s MiB", 1, |run| after(run, 3)),
+    ("after / idle", 2, |run| after(run, 3) / mib(run.idle.rss)),
+    ("conns kept", 0, |run| f64::from(run.connections_at_end)),
+    ("faults", 0, |run| (run.opening.faults_total() + run.burst.faults_total()) as f64),
+];
+
 fn memory_table(runs: &[MemoryRun]) -> String {
-    let head = [
-        "peer",
-        "fresh RSS MiB",
-        "idle RSS MiB",
-        "RSS KiB/conn",
-        "PSS KiB/conn",
-        "private KiB/conn",
-        "idle CPU ms/s",
-        "burst s",
-        "peak RSS MiB",
-        "RSS after 0.1 s",
-        "1 s",
-        "3 s",
-        "5 s MiB",
-        "after / idle",
-        "conns kept",
-        "faults",
-    ];
-    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-    let rows: Vec<Vec<String>> = runs
-        .iter()
-        .map(|run| {
-            let each = |now: u64, before: u64| {
-                format!("{:.2}", (now as f64 - before as f64) / f64::from(run.connections) / 1024.0)
-            };
-            let last = run.after_burst.last().map(|(_, memory)| *memory).unwrap_or_default();
-            let mut row = vec![
-                run.peer.name().to_owned(),
-                mib(run.fresh.rss),
-                mib(run.idle.rss),
-                each(run.idle.rss, run.fresh.rss),
-                each(run.idle.pss, run.fresh.pss),
-                each(run.idle.private, run.fresh.private),
-                format!("{:.2}", run.idle_cpu_ns_per_s as f64 / 1e6),
-                format!("{:.2}", run.burst.window_ns as f64 / S as f64),
-                mib(last.rss_peak),
-            ];
-            row.extend(run.after_burst.iter().map(|(_, memory)| mib(memory.rss)));
-            row.push(format!("{:.2}", last.rss as f64 / run.idle.rss as f64));
-            row.push(run.connections_at_end.to_string());
-            row.push((run.opening.faults_total() + run.burst.faults_total()).to_string());
+    let head: Vec<&str> = std::iter::once("peer").chain(MEMORY_COLUMNS.iter().map(|c| c.0)).collect();
+    let mut kinds: Vec<Kind> = runs.iter().map(|run| run.peer).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let rows: Vec<Vec<String>> = kinds
+        .into_iter()
+        .map(|kind| {
+            let mut row = vec![kind.name().to_owned()];
+            for (_, decimals, of) in MEMORY_COLUMNS {
+                let values: Vec<f64> = runs.iter().filter(|run| run.peer == kind).map(of).collect();
+                row.push(show(stats::spread(&values), *decimals));
+            }
             row
         })
         .collect();
     let connections = runs.first().map_or(0, |run| run.connections);
     format!(
-        "\n## conns\n\n{connections} keep-alive connections, each idle after one answer; then {} bodies of {} MiB at once. \
-         User-space memory of the proxy (smaps_rollup), one run.\n\n{}",
+        "\n## conns\n\n{connections} keep-alive connections, each idle after one answer, opened with at most {} requests \
+         under way; then {} bodies of {} MiB at once. User-space memory of the proxy (smaps_rollup).\n\n{}",
+        scenario::OPENING_IN_FLIGHT_MAX,
         scenario::BURST_BODIES,
         scenario::BURST_BODY_BYTES >> 20,
         table(&head, &rows)

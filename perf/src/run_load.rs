@@ -132,6 +132,7 @@ pub fn run(args: &LoadArgs) -> Result<bool, String> {
         grace_ns: 5_000 * MS + answer_ns,
         stagger_ns: answer_ns,
         requests_max: None,
+        in_flight_max: None,
         hold: false,
         spin: args.spin,
         probe: None,

@@ -47,7 +47,8 @@ impl Scenario {
         }
     }
 
-    /// Its load. `rate` is for [`Scenario::Paced`]; for [`Scenario::Conns`] this is the load that opens the connections.
+    /// Its load. `rate` is for [`Scenario::Paced`]; for [`Scenario::Conns`] this is the request
+    /// with which each connection is opened.
     pub fn shape(self, rate: f64, warm_ns: u64) -> Shape {
         let json = |body_len, delay_ns| Recipe { body_len, answer: Answer::Json { len: 1024, delay_ns } };
         let plain = Shape {
@@ -81,13 +82,13 @@ impl Scenario {
                 }
             }
             Scenario::Big => Shape { recipe: json(128 * 1024, 0), connections: 32, ..plain },
-            Scenario::Conns => Shape { arrivals: Arrivals::Rate(OPEN_RATE), ..plain },
+            Scenario::Conns => plain,
         }
     }
 }
 
-/// Requests per second while idle connections are opened: few under way at once, so that few upstream connections are.
-pub const OPEN_RATE: f64 = 4_000.0;
+/// Requests under way at once while the idle connections are opened.
+pub const OPENING_IN_FLIGHT_MAX: u32 = 32;
 /// The burst after them.
 pub const BURST_BODIES: u32 = 64;
 pub const BURST_BODY_BYTES: usize = 16 << 20;

@@ -68,7 +68,7 @@ def prepare(with_engines: bool = True, with_router: bool = True) -> Cache:
     directory = cache_directory()
     cache = Cache(
         directory,
-        directory / ("venv-" + fingerprint(requirements("requirements.txt"), sys.version, sys.executable)) / "bin" / "python",
+        directory / ("venv-" + fingerprint(requirements("requirements.txt"), sys.version, os.path.realpath(sys.executable))) / "bin" / "python",
         directory / ("llama-server-%s-%s" % (LLAMA_VERSION, fingerprint(*cmake_flags()))) / "llama-server",
         directory / "model" / MODEL_FILE,
     )

@@ -1,7 +1,7 @@
 """A bare HTTP/1.1 client that notes when each piece of an answer arrived.
 
 The SDKs hide what a router must get right: heads as sent, bytes in which read, whether a chunked
-body really ended. One connection per call, nothing pooled, nothing resent.
+body really ended. A connection per call unless told otherwise, nothing pooled, nothing resent.
 
 *Bound*: answers up to 64 MiB; every wait has a deadline.
 *Errors*: `WireError` tells what came and what was expected.
@@ -61,9 +61,21 @@ class Answer:
 
 
 class Call:
-    """A request that has been sent; `answer` reads all, `pieces` as it comes, `close` gives up."""
+    """A request that has been sent; `answer` reads all, `pieces` as it comes, `close` gives up.
 
-    def __init__(self, base: str, method: str, path: str, body: Any = None, headers: Dict[str, str] = {}, timeout: float = 120.0):
+    `over`: the socket of an earlier call whose answer is complete, to use its connection again.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Dict[str, str] = {},
+        timeout: float = 120.0,
+        over: Optional[socket.socket] = None,
+    ):
         url = urlsplit(base)
         payload = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         lines = ["%s %s HTTP/1.1" % (method, path), "Host: %s" % url.netloc]
@@ -72,7 +84,7 @@ class Call:
         lines += ["%s: %s" % pair for pair in headers.items()]
         self.deadline = time.monotonic() + timeout
         self.timeout = timeout
-        self.socket = socket.create_connection((url.hostname, url.port), timeout=10)
+        self.socket = over or socket.create_connection((url.hostname, url.port), timeout=10)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self.socket.settimeout(timeout)

@@ -17,6 +17,9 @@ use crate::proto::ids::BackendId;
 
 /// Idle connections kept per server and shard.
 pub const IDLE_MAX: usize = 256;
+/// A connection put back this recently is used without a look: looking costs as much as a short answer's whole parsing,
+/// and whether the server closes right now, no look can tell.
+const LOOK_AFTER_NS: u64 = 2_000_000;
 /// Idle connections are never kept longer than this, whatever the server allows.
 const IDLE_NS_MAX: u64 = 60_000_000_000;
 /// A learnt idle limit grows fourfold each time this long passes without a close that confirms it: a restarting server
@@ -99,13 +102,16 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// A connection that was open a moment ago, if there is one. One system call per candidate looked at.
+    /// A connection that was open a moment ago, if there is one. One system call per candidate that was idle for long.
     pub fn checkout(&self, backend: BackendId, now: Nanos) -> Option<Upstream> {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelves.get_mut(backend.index())?;
         while let Some(idle) = shelf.idle.pop() {
             if now.since(idle.since) > shelf.limit_ns(now, idle.upstream.idle_ns_named) {
                 continue;
+            }
+            if now.since(idle.since) < LOOK_AFTER_NS {
+                return Some(idle.upstream);
             }
             match idle.upstream.socket.peek() {
                 Peek::Quiet => return Some(idle.upstream),

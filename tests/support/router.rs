@@ -60,7 +60,8 @@ impl Default for Setup {
             listener: Vec::new(),
             limits: Vec::new(),
             headers: Vec::new(),
-            health: vec!["interval_ms = 200".into(), "timeout_ms = 500".into()],
+            // A machine busy with other tests must not look like a dead engine.
+            health: vec!["interval_ms = 200".into(), "timeout_ms = 5000".into()],
             log: Vec::new(),
             pools: Vec::new(),
             standalone: Vec::new(),
@@ -76,7 +77,7 @@ fn set(lines: &mut Vec<String>, line: &str) {
 }
 
 impl Setup {
-    /// One shard, engines checked every 200 ms, no pool yet.
+    /// One shard, engines checked every 200 ms with much patience, no pool yet.
     pub fn new() -> Setup {
         Setup::default()
     }

@@ -158,7 +158,8 @@ impl Rig {
                             until_ns = until_ns.min(edge_ns);
                         }
                     }
-                    if let Some(due_ns) = schedule.wake_ns(now_ns) {
+                    let full = load.plan.in_flight_max.is_some_and(|max| load.in_flight >= max);
+                    if let Some(due_ns) = schedule.wake_ns(now_ns).filter(|_| !full) {
                         until_ns = until_ns.min(due_ns);
                     }
                 }

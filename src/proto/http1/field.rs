@@ -3,7 +3,7 @@
 //! *Invariant*: a field nominated by `Connection` counts as absent everywhere (RFC 9110 section 7.6.1), except those that
 //! say where a message goes, where it ends or what its content is: such a nomination is void, so that no client
 //! can make the router and an engine read two different messages.
-//! *Bound and cost*: [`classify`] is a switch on length and first byte and at most one comparison. `Connection` may list
+//! *Bound and cost*: [`classify`] is a switch on length and at most two comparisons, eight bytes at a time. `Connection` may list
 //! [`CONNECTION_OPTIONS_MAX`] names besides its own words, so that names times fields stays small.
 //! *Source*: RFC 9110 sections 5, 7.6.1, 10.1.
 
@@ -31,13 +31,7 @@ impl Span {
     pub const fn is_empty(self) -> bool {
         self.start == self.end
     }
-    /// Where `part`, a slice of `buf`, lies in it. Heads are far below 4 GiB ([`super::HeadLimits`]).
-    #[inline]
-    pub(super) fn within(buf: &[u8], part: &[u8]) -> Span {
-        let start = part.as_ptr().addr() - buf.as_ptr().addr();
-        debug_assert!(start + part.len() <= buf.len());
-        Span { start: start as u32, end: (start + part.len()) as u32 }
-    }
+    /// Heads are far below 4 GiB ([`super::HeadLimits`]).
     #[inline]
     pub(super) const fn new(start: usize, end: usize) -> Span {
         Span { start: start as u32, end: end as u32 }
@@ -72,6 +66,9 @@ pub enum FieldKind {
 }
 
 impl FieldKind {
+    /// How many kinds there are.
+    pub(super) const COUNT: usize = FieldKind::Nominated as usize + 1;
+
     #[inline]
     pub(super) const fn bit(self) -> u32 {
         1 << self as u8
@@ -87,43 +84,75 @@ pub struct Field {
     pub kind: FieldKind,
 }
 
-/// The kind of a field called `name` (not empty). `router_prefix` may be empty: then nothing is [`FieldKind::RouterOwn`].
+/// The kind of a field called `name` (not empty; token bytes only). `router_prefix` may be empty: then nothing is
+/// [`FieldKind::RouterOwn`].
 #[inline]
 pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
-    let first = name[0] | 0x20;
-    let (known, kind): (&[u8], FieldKind) = match (name.len(), first) {
-        (2, b't') => (b"te", FieldKind::Te),
-        (4, b'h') => (b"host", FieldKind::Host),
-        (6, b'e') => (b"expect", FieldKind::Expect),
-        (7, b't') => (b"trailer", FieldKind::Trailer),
-        (7, b'u') => (b"upgrade", FieldKind::Upgrade),
-        (9, b'x') => (b"x-api-key", FieldKind::XApiKey),
-        (10, b'c') => (b"connection", FieldKind::Connection),
-        (10, b'k') => (b"keep-alive", FieldKind::KeepAlive),
-        (12, b'c') => (b"content-type", FieldKind::ContentType),
-        (13, b'a') => (b"authorization", FieldKind::Authorization),
-        (14, b'c') => (b"content-length", FieldKind::ContentLength),
-        (16, b'c') => (b"content-encoding", FieldKind::ContentEncoding),
-        (17, b't') => (b"transfer-encoding", FieldKind::TransferEncoding),
-        (7.., b'p') if name[..6].eq_ignore_ascii_case(b"proxy-") => {
-            let to_the_end = name.eq_ignore_ascii_case(b"proxy-status");
-            return if to_the_end { FieldKind::Other } else { FieldKind::ProxyAny };
-        }
-        _ => (b"", FieldKind::Other),
+    let kind = match name.len() {
+        2 if is(name, b"te") => FieldKind::Te,
+        4 if is(name, b"host") => FieldKind::Host,
+        6 if is(name, b"expect") => FieldKind::Expect,
+        7 if is(name, b"trailer") => FieldKind::Trailer,
+        7 if is(name, b"upgrade") => FieldKind::Upgrade,
+        9 if is(name, b"x-api-key") => FieldKind::XApiKey,
+        10 if is(name, b"connection") => FieldKind::Connection,
+        10 if is(name, b"keep-alive") => FieldKind::KeepAlive,
+        12 if is(name, b"content-type") => FieldKind::ContentType,
+        13 if is(name, b"authorization") => FieldKind::Authorization,
+        14 if is(name, b"content-length") => FieldKind::ContentLength,
+        16 if is(name, b"content-encoding") => FieldKind::ContentEncoding,
+        17 if is(name, b"transfer-encoding") => FieldKind::TransferEncoding,
+        _ => FieldKind::Other,
     };
-    if kind != FieldKind::Other && name.eq_ignore_ascii_case(known) {
+    if kind != FieldKind::Other {
         return kind;
     }
+    if name[0] | 0x20 == b'p' && name.len() > 6 && is(&name[..6], b"proxy-") {
+        return if is(name, b"proxy-status") { FieldKind::Other } else { FieldKind::ProxyAny };
+    }
     if has_prefix(name, router_prefix) { FieldKind::RouterOwn } else { FieldKind::Other }
+}
+
+/// Whether `text` is `known` in any case. `known` holds lower-case letters, digits, `-` and `/`; `text` no control but
+/// HTAB: then setting bit 5 turns exactly its capitals into the letters of `known`, and nothing else into any of it.
+#[inline(always)]
+pub(super) fn is<const N: usize>(text: &[u8], known: &[u8; N]) -> bool {
+    const FOLD: u64 = u64::from_ne_bytes([0x20; 8]);
+    let Ok(text) = <&[u8; N]>::try_from(text) else { return false };
+    let mut different = 0;
+    // Whole words; the last one overlaps the one before. `N` is known, so that this is one comparison for each.
+    if N >= 8 {
+        let mut at = 0;
+        while at < N {
+            let from = if at + 8 <= N { at } else { N - 8 };
+            different |= (word::<8>(text, from) | FOLD) ^ word::<8>(known, from);
+            at += 8;
+        }
+    } else if N >= 4 {
+        different |= (word::<4>(text, 0) | FOLD as u32 as u64) ^ word::<4>(known, 0);
+        different |= (word::<4>(text, N - 4) | FOLD as u32 as u64) ^ word::<4>(known, N - 4);
+    } else {
+        for (a, b) in text.iter().zip(known) {
+            different |= ((a | 0x20) ^ b) as u64;
+        }
+    }
+    different == 0
+}
+
+/// `N` bytes of `bytes` from `at` on, little end first.
+#[inline(always)]
+fn word<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(word)
 }
 
 /// Whether `name` begins with the router's prefix, in any case, and goes on after it.
 #[inline]
 pub(super) fn has_prefix(name: &[u8], router_prefix: &[u8]) -> bool {
     let n = router_prefix.len();
-    n > 0 && name.len() > n && name[0] | 0x20 == router_prefix[0] | 0x20 && {
-        name[..n].eq_ignore_ascii_case(router_prefix)
-    }
+    // Byte by byte: most names differ in the first or, with `X-`, in the third.
+    n > 0 && name.len() > n && name.iter().zip(router_prefix).all(|(a, b)| a.eq_ignore_ascii_case(b))
 }
 
 /// The `Connection` words that a router acts on itself.
@@ -141,7 +170,12 @@ pub(super) fn apply_connection(buf: &[u8], fields: &mut [Field]) -> Result<Conne
         if fields[i].kind != FieldKind::Connection {
             continue;
         }
-        for word in fields[i].value.of(buf).split(|&b| b == b',') {
+        let value = fields[i].value.of(buf);
+        if is(value, b"keep-alive") {
+            words.keep_alive = true;
+            continue;
+        }
+        for word in value.split(|&b| b == b',') {
             let word = word.trim_ascii();
             if word.eq_ignore_ascii_case(b"close") {
                 words.close = true;
@@ -176,24 +210,49 @@ fn nominate(buf: &[u8], fields: &mut [Field], name: &[u8]) {
 /// `tchar` of RFC 9110 section 5.6.2.
 #[inline]
 pub(super) const fn is_token_byte(b: u8) -> bool {
-    TOKEN[b as usize]
+    CLASS[b as usize] & IN_TOKEN != 0
 }
 
-const TOKEN: [bool; 256] = {
-    let mut table = [false; 256];
+/// Visible ASCII but `#`: what a request target may hold.
+#[inline]
+pub(super) const fn is_target_byte(b: u8) -> bool {
+    CLASS[b as usize] & IN_TARGET != 0
+}
+
+/// What a host with port may hold, without user information.
+#[inline]
+pub(super) const fn is_authority_byte(b: u8) -> bool {
+    CLASS[b as usize] & IN_AUTHORITY != 0
+}
+
+const IN_TOKEN: u8 = 1;
+const IN_TARGET: u8 = 2;
+const IN_AUTHORITY: u8 = 4;
+
+static CLASS: [u8; 256] = {
+    let mut table = [0; 256];
+    mark(&mut table, b"!#$%&'*+-.^_`|~", IN_TOKEN);
+    mark(&mut table, b"-._~%!$&'()*+;=:[]", IN_AUTHORITY);
     let mut b = 0;
-    while b < 256 {
-        table[b] = (b as u8).is_ascii_alphanumeric();
+    while b < 128 {
+        if (b as u8).is_ascii_alphanumeric() {
+            table[b] |= IN_TOKEN | IN_AUTHORITY;
+        }
+        if (b as u8).is_ascii_graphic() && b as u8 != b'#' {
+            table[b] |= IN_TARGET;
+        }
         b += 1;
-    }
-    let marks = b"!#$%&'*+-.^_`|~";
-    let mut i = 0;
-    while i < marks.len() {
-        table[marks[i] as usize] = true;
-        i += 1;
     }
     table
 };
+
+const fn mark(table: &mut [u8; 256], bytes: &[u8], class: u8) {
+    let mut i = 0;
+    while i < bytes.len() {
+        table[bytes[i] as usize] |= class;
+        i += 1;
+    }
+}
 
 /// A byte that a field value may hold: HTAB, SP, visible ASCII and obs-text.
 #[inline]
@@ -243,12 +302,49 @@ mod tests {
         assert_eq!(classify(b"X-Lifeboat-Server", b""), FieldKind::Other);
     }
 
+    /// Every byte that a value or a name may hold, at every place of every known text.
     #[test]
-    fn token_bytes_are_those_of_the_rfc() {
+    fn a_known_text_is_itself_in_any_case_and_nothing_else() {
+        fn check<const N: usize>(known: &[u8; N]) {
+            for place in 0..N {
+                for b in (0..=255).filter(|&b| is_value_byte(b)) {
+                    let mut text = *known;
+                    text[place] = b;
+                    assert_eq!(is(&text, known), text.eq_ignore_ascii_case(known), "{}", text.escape_ascii());
+                }
+            }
+            assert!(!is(&known[1..], known) && !is(&[known, &b"x"[..]].concat(), known));
+        }
+        check(b"te");
+        check(b"host");
+        check(b"close");
+        check(b"expect");
+        check(b"proxy-");
+        check(b"trailer");
+        check(b"upgrade");
+        check(b"chunked");
+        check(b"x-api-key");
+        check(b"connection");
+        check(b"keep-alive");
+        check(b"content-type");
+        check(b"100-continue");
+        check(b"proxy-status");
+        check(b"authorization");
+        check(b"content-length");
+        check(b"content-encoding");
+        check(b"transfer-encoding");
+        check(b"text/event-stream");
+    }
+
+    #[test]
+    fn byte_classes_are_those_of_the_rfc() {
         let marks = "!#$%&'*+-.^_`|~";
         for b in 0..=255u8 {
             let expected = b.is_ascii_alphanumeric() || marks.as_bytes().contains(&b);
             assert_eq!(is_token_byte(b), expected, "{b:#x}");
+            let in_host = b.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=:[]".contains(&b);
+            assert_eq!(is_authority_byte(b), in_host, "{b:#x}");
+            assert_eq!(is_target_byte(b), (b'!'..=b'~').contains(&b) && b != b'#', "{b:#x}");
         }
     }
 }

@@ -10,8 +10,9 @@ use std::ops::Range;
 
 use super::chunked::{ChunkError, ChunkedDecoder};
 use super::encode::push_trailers;
-use super::field::{Field, FieldKind};
+use super::field::{Field, FieldKind, is};
 use super::head::{Method, ResponseHead};
+use super::lines::Seen;
 
 /// Where a body ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,38 +35,30 @@ struct Declared {
 }
 
 /// Reads Content-Length and Transfer-Encoding as strictly in both directions: one plain number or one `chunked`.
-fn declared(buf: &[u8], minor: u8, seen: u32, fields: &[Field]) -> Result<Declared, &'static str> {
-    let mut declared = Declared { length: None, chunked: false };
-    if seen & (FieldKind::ContentLength.bit() | FieldKind::TransferEncoding.bit()) == 0 {
-        return Ok(declared);
+fn declared(buf: &[u8], minor: u8, seen: &Seen, fields: &[Field]) -> Result<Declared, &'static str> {
+    let length = match seen.first(FieldKind::ContentLength, fields) {
+        Some(value) => Some(parse_length(value.of(buf))?),
+        None => None,
+    };
+    if seen.is_repeated(FieldKind::ContentLength) {
+        return Err("more than one Content-Length");
     }
-    for field in fields {
-        match field.kind {
-            FieldKind::ContentLength => {
-                if declared.length.is_some() {
-                    return Err("more than one Content-Length");
-                }
-                declared.length = Some(parse_length(field.value.of(buf))?);
-            }
-            FieldKind::TransferEncoding => {
-                if declared.chunked {
-                    return Err("more than one Transfer-Encoding");
-                }
-                if !field.value.of(buf).eq_ignore_ascii_case(b"chunked") {
-                    return Err("Transfer-Encoding is not exactly `chunked`");
-                }
-                declared.chunked = true;
-            }
-            _ => {}
-        }
+    let Some(coding) = seen.first(FieldKind::TransferEncoding, fields) else {
+        return Ok(Declared { length, chunked: false });
+    };
+    if !is(coding.of(buf), b"chunked") {
+        return Err("Transfer-Encoding is not exactly `chunked`");
     }
-    if declared.chunked && declared.length.is_some() {
+    if seen.is_repeated(FieldKind::TransferEncoding) {
+        return Err("more than one Transfer-Encoding");
+    }
+    if length.is_some() {
         return Err("Content-Length beside Transfer-Encoding");
     }
-    if declared.chunked && minor == 0 {
+    if minor == 0 {
         return Err("Transfer-Encoding in HTTP/1.0");
     }
-    Ok(declared)
+    Ok(Declared { length, chunked: true })
 }
 
 /// Digits only: no sign, no list, no white space inside, no overflow.
@@ -90,7 +83,7 @@ fn parse_length(value: &[u8]) -> Result<u64, &'static str> {
 pub(super) fn request_framing(
     buf: &[u8],
     minor: u8,
-    seen: u32,
+    seen: &Seen,
     fields: &[Field],
 ) -> Result<Framing, &'static str> {
     let declared = declared(buf, minor, seen, fields)?;
@@ -113,7 +106,7 @@ pub(super) fn response_framing(
     minor: u8,
     status: u16,
     method: Method,
-    seen: u32,
+    seen: &Seen,
     fields: &[Field],
 ) -> Result<ResponseFraming, &'static str> {
     let declared = declared(buf, minor, seen, fields)?;

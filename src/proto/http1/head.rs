@@ -1,22 +1,22 @@
 //! Request and response heads: parsed once, strictly, into reusable structures of spans.
 //!
-//! `httparse` splits the lines (SIMD) once the blank line is there; before it [`HeadScan`] has made sure that every line
-//! ends in CRLF, which `httparse` itself would not insist on. One pass over the fields then classifies them, and one
-//! function per direction decides the framing.
+//! A head that is there whole, as nearly all are, is split and classified in one walk (`lines`), and one function per
+//! direction decides the framing. Where that walk meets the end of the bytes or anything wrong, [`HeadScan`] takes over: it
+//! searches each further byte once for the blank line, says what is wrong with the line ends first, and only a head
+//! with its blank line is walked again. So the verdict is the search's, then the walk's, however the bytes arrived.
 //!
 //! *Invariant*: a head that is accepted has one reading. Refused are: bare CR or LF, folded lines, white space
 //! before a colon, controls, a missing or repeated Host, any length that is not one plain number, a length beside a
 //! transfer coding, any coding but one `chunked`, a coding in HTTP/1.0, CONNECT, and 101 (the router never asks for an
 //! upgrade, so that nothing can tunnel through it).
-//! *Bound and cost*: [`HEADERS_MAX`] fields, [`HeadLimits`] bytes; O(head); no allocation once `fields` has grown.
+//! *Bound and cost*: 128 fields, [`HeadLimits`] bytes; O(head), at most two walks and one search; no allocation once
+//! `fields` has grown.
 //! *Source*: RFC 9112 sections 3, 4, 5, 6, 9.3; RFC 9110 sections 7.2, 10.1.1.
 
-use std::mem::MaybeUninit;
-
-use super::field::{self, Field, FieldKind, Span};
+use super::field::{self, Field, FieldKind, Span, is};
 use super::framing::{self, Framing};
+use super::lines::{self, Fault, Seen};
 use super::scan::{HeadLimits, HeadScan};
-use crate::limits::HEADERS_MAX;
 use crate::proto::error::Rejection;
 
 /// Whether the buffer holds the whole head.
@@ -218,33 +218,64 @@ pub fn parse_request(
     limits: &HeadLimits,
     head: &mut RequestHead,
 ) -> Result<Parse, HeadError> {
-    let Some((start, end)) = scan.request(buf, limits)? else { return Ok(Parse::Partial) };
-    let buf = &buf[..end];
-    let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-    let mut parsed = httparse::Request::new(&mut []);
-    let minor = match parsed.parse_with_uninit_headers(&buf[start..], &mut lines) {
-        Ok(httparse::Status::Complete(n)) if n == end - start => parsed.version,
-        Ok(_) => None,
-        Err(httparse::Error::TooManyHeaders) => {
-            return Err(HeadError::too_large("more than 128 header fields"));
-        }
-        Err(error) => return Err(HeadError::bad(text(error))),
-    };
-    let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, minor) else {
-        return Err(HeadError::bad("malformed request head"));
-    };
-    head.head_len = end;
-    head.minor = minor;
-    head.method_span = Span::within(buf, method.as_bytes());
-    head.method = Method::of(method.as_bytes());
-    head.target = Span::within(buf, target.as_bytes());
-    if target.len() > limits.target_bytes_max as usize {
-        return Err(HeadError::uri_too_long());
+    let Some(start) = scan.request_start(buf)? else { return Ok(Parse::Partial) };
+    if scan.is_fresh() && read_request(within(buf, limits), start, limits, head).is_ok() {
+        *scan = HeadScan::default();
+        return Ok(Parse::Complete);
     }
-    take_target(method.as_bytes(), target.as_bytes(), head).map_err(HeadError::bad)?;
-    let seen = take_fields(buf, parsed.headers, &limits.router_prefix, &mut head.fields);
-    finish_request(buf, seen, head).map_err(HeadError::bad)?;
-    Ok(Parse::Complete)
+    let Some(end) = scan.request_end(buf, limits)? else { return Ok(Parse::Partial) };
+    match read_request(&buf[..end], start, limits, head) {
+        Ok(()) => Ok(Parse::Complete),
+        Err(Refusal::Head(error)) => Err(error),
+        Err(Refusal::Line(Fault::Bad(what))) => Err(HeadError::bad(what)),
+        Err(Refusal::Line(Fault::Unfinished)) => Err(HeadError::bad("malformed request head")),
+        Err(Refusal::Line(Fault::TooManyFields)) => Err(HeadError::too_large("more than 128 header fields")),
+    }
+}
+
+/// What of `buf` a head may be made of.
+fn within<'b>(buf: &'b [u8], limits: &HeadLimits) -> &'b [u8] {
+    &buf[..buf.len().min(limits.head_bytes_max as usize)]
+}
+
+/// Why a walk over a head came to no good end.
+enum Refusal {
+    Line(Fault),
+    Head(HeadError),
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        Refusal::Line(fault)
+    }
+}
+
+impl From<&'static str> for Refusal {
+    fn from(what: &'static str) -> Refusal {
+        Refusal::Head(HeadError::bad(what))
+    }
+}
+
+/// Walks over the request head that begins at `start`.
+#[inline]
+fn read_request(
+    buf: &[u8],
+    start: usize,
+    limits: &HeadLimits,
+    head: &mut RequestHead,
+) -> Result<(), Refusal> {
+    let line = lines::request_line(buf, start)?;
+    head.minor = line.minor;
+    head.method_span = line.method;
+    head.method = Method::of(line.method.of(buf));
+    head.target = line.target;
+    if line.target.len() > limits.target_bytes_max as usize {
+        return Err(Refusal::Head(HeadError::uri_too_long()));
+    }
+    take_target(line.method.of(buf), line.target.of(buf), head)?;
+    let (seen, end) = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields)?;
+    head.head_len = end;
+    Ok(finish_request(buf, &seen, head)?)
 }
 
 /// Parses the response head at the start of `buf`, the answer to a request with `method` (an interim response is a head
@@ -256,83 +287,47 @@ pub fn parse_response(
     method: Method,
     head: &mut ResponseHead,
 ) -> Result<Parse, ResponseError> {
-    let Some((start, end)) = scan.response(buf, limits)? else { return Ok(Parse::Partial) };
-    debug_assert_eq!(start, 0, "no empty line is skipped before a status line");
-    let bad = |what| ResponseError { what };
-    let buf = &buf[..end];
-    let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-    let mut parsed = httparse::Response::new(&mut []);
-    let config = httparse::ParserConfig::default();
-    let minor = match config.parse_response_with_uninit_headers(&mut parsed, buf, &mut lines) {
-        Ok(httparse::Status::Complete(n)) if n == end => parsed.version,
-        Ok(_) => None,
-        Err(httparse::Error::TooManyHeaders) => return Err(bad("more than 128 response header fields")),
-        Err(error) => return Err(bad(text(error))),
+    scan.check_response_start(buf)?;
+    if scan.is_fresh() && read_response(within(buf, limits), limits, method, head).is_ok() {
+        *scan = HeadScan::default();
+        return Ok(Parse::Complete);
+    }
+    let Some(end) = scan.response_end(buf, limits)? else { return Ok(Parse::Partial) };
+    let what = match read_response(&buf[..end], limits, method, head) {
+        Ok(()) => return Ok(Parse::Complete),
+        Err(Fault::Bad(what)) => what,
+        Err(Fault::Unfinished) => "malformed response head",
+        Err(Fault::TooManyFields) => "more than 128 response header fields",
     };
-    let (Some(status), Some(minor)) = (parsed.code, minor) else {
-        return Err(bad("malformed response head"));
-    };
-    match status {
-        ..=99 => return Err(bad("status below 100")),
-        101 => return Err(bad("101 Switching Protocols, but no upgrade was asked for")),
+    Err(ResponseError { what })
+}
+
+/// Walks over the response head at the start of `buf`.
+#[inline]
+fn read_response(
+    buf: &[u8],
+    limits: &HeadLimits,
+    method: Method,
+    head: &mut ResponseHead,
+) -> Result<(), Fault> {
+    let line = lines::status_line(buf)?;
+    match line.status {
+        ..=99 => return Err(Fault::Bad("status below 100")),
+        101 => return Err(Fault::Bad("101 Switching Protocols, but no upgrade was asked for")),
         _ => {}
     }
+    head.status = line.status;
+    head.minor = line.minor;
+    head.reason = line.reason;
+    let (seen, end) = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields)?;
     head.head_len = end;
-    head.status = status;
-    head.minor = minor;
-    // `HTTP/1.1 200` is followed by CRLF, or by a space and the reason. (`httparse` hides a reason with obs-text.)
-    let line_end = memchr::memchr(b'\r', buf).unwrap_or(end);
-    head.reason = Span::new(line_end.min(13), line_end);
-    let seen = take_fields(buf, parsed.headers, &limits.router_prefix, &mut head.fields);
-    finish_response(buf, seen, method, head).map_err(bad)?;
-    Ok(Parse::Complete)
-}
-
-/// What was wrong, in words.
-fn text(error: httparse::Error) -> &'static str {
-    match error {
-        httparse::Error::HeaderName => {
-            "malformed header line; expected `name: value`, no space before the colon, no folded line"
-        }
-        httparse::Error::HeaderValue => "control byte (bare CR, NUL or other) in a header value",
-        httparse::Error::NewLine => "bare CR in the head; expected CRLF",
-        httparse::Error::Status => "malformed status code; expected three digits",
-        httparse::Error::Version => "HTTP version is not 1.0 or 1.1",
-        httparse::Error::Token => "malformed start line; expected three parts with one space between them",
-        httparse::Error::TooManyHeaders => "more than 128 header fields",
-    }
-}
-
-/// Classifies the fields into `fields`; returns which kinds there are, one bit each.
-fn take_fields(
-    buf: &[u8],
-    lines: &[httparse::Header<'_>],
-    router_prefix: &[u8],
-    fields: &mut Vec<Field>,
-) -> u32 {
-    fields.clear();
-    let mut seen = 0;
-    for line in lines {
-        let kind = field::classify(line.name.as_bytes(), router_prefix);
-        seen |= kind.bit();
-        fields.push(Field {
-            name: Span::within(buf, line.name.as_bytes()),
-            value: Span::within(buf, line.value),
-            kind,
-        });
-    }
-    seen
+    finish_response(buf, &seen, method, head).map_err(Fault::Bad)
 }
 
 /// Tells the target's form and finds its parts.
 fn take_target(method: &[u8], target: &[u8], head: &mut RequestHead) -> Result<(), &'static str> {
     if method == b"CONNECT" {
         return Err("CONNECT is not served: this router is no tunnel");
-    }
-    // No early exit, so that the loop runs over whole vectors.
-    let wrong = target.iter().fold(false, |wrong, &b| wrong | !b.is_ascii_graphic() | (b == b'#'));
-    if wrong {
-        return Err("request target holds a byte that must be percent-encoded");
     }
     head.authority = None;
     head.path_and_query = head.target;
@@ -362,75 +357,68 @@ fn take_target(method: &[u8], target: &[u8], head: &mut RequestHead) -> Result<(
 
 /// Host and port, without user information. Tells what could not be one; does not resolve anything.
 fn is_authority(host: &[u8]) -> bool {
-    host.iter().all(|&b| b.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=:[]".contains(&b))
+    host.iter().all(|&b| field::is_authority_byte(b))
 }
 
 /// What the fields say together: framing, connection, Host, Expect.
-fn finish_request(buf: &[u8], seen: u32, head: &mut RequestHead) -> Result<(), &'static str> {
-    let words = if seen & FieldKind::Connection.bit() != 0 {
-        field::apply_connection(buf, &mut head.fields)?
-    } else {
-        field::ConnectionWords::default()
-    };
+fn finish_request(buf: &[u8], seen: &Seen, head: &mut RequestHead) -> Result<(), &'static str> {
+    let words = connection(buf, seen, &mut head.fields)?;
     head.framing = framing::request_framing(buf, head.minor, seen, &head.fields)?;
     head.keep_alive = keep_alive(head.minor, words);
-    head.host = None;
-    head.content_type = None;
-    head.content_encoding = None;
-    head.expect_continue = false;
-    for f in &head.fields {
-        match f.kind {
-            FieldKind::Host => {
-                if head.host.is_some() {
-                    return Err("more than one Host field");
-                }
-                if !is_authority(f.value.of(buf)) {
-                    return Err("malformed Host; expected host or host:port");
-                }
-                head.host = Some(f.value);
-            }
-            FieldKind::Expect => {
-                if !f.value.of(buf).eq_ignore_ascii_case(b"100-continue") {
-                    return Err("unknown expectation; only 100-continue is known");
-                }
-                let has_body = !matches!(head.framing, Framing::None | Framing::Length(0));
-                head.expect_continue = head.minor == 1 && has_body;
-            }
-            FieldKind::ContentType if head.content_type.is_none() => head.content_type = Some(f.value),
-            FieldKind::ContentEncoding if head.content_encoding.is_none() => {
-                head.content_encoding = Some(f.value);
-            }
-            _ => {}
+    head.content_type = seen.first(FieldKind::ContentType, &head.fields);
+    head.content_encoding = seen.first(FieldKind::ContentEncoding, &head.fields);
+    head.host = seen.first(FieldKind::Host, &head.fields);
+    match head.host {
+        Some(_) if seen.is_repeated(FieldKind::Host) => return Err("more than one Host field"),
+        Some(host) if !is_authority(host.of(buf)) => {
+            return Err("malformed Host; expected host or host:port");
         }
+        None if head.minor == 1 => return Err("missing Host field, which HTTP/1.1 requires"),
+        _ => {}
     }
-    if head.host.is_none() && head.minor == 1 {
-        return Err("missing Host field, which HTTP/1.1 requires");
+    head.expect_continue = false;
+    if seen.has(FieldKind::Expect) {
+        let mut all = head.fields.iter().filter(|f| f.kind == FieldKind::Expect);
+        if !all.all(|f| is(f.value.of(buf), b"100-continue")) {
+            return Err("unknown expectation; only 100-continue is known");
+        }
+        let has_body = !matches!(head.framing, Framing::None | Framing::Length(0));
+        head.expect_continue = head.minor == 1 && has_body;
     }
     Ok(())
 }
 
 fn finish_response(
     buf: &[u8],
-    seen: u32,
+    seen: &Seen,
     method: Method,
     head: &mut ResponseHead,
 ) -> Result<(), &'static str> {
-    let words = if seen & FieldKind::Connection.bit() != 0 {
-        field::apply_connection(buf, &mut head.fields)?
-    } else {
-        field::ConnectionWords::default()
-    };
+    let words = connection(buf, seen, &mut head.fields)?;
     let framed = framing::response_framing(buf, head.minor, head.status, method, seen, &head.fields)?;
     head.framing = framed.framing;
     head.keep_alive = framed.reusable && keep_alive(head.minor, words);
-    head.content_type = first(&head.fields, FieldKind::ContentType);
-    head.content_encoding = first(&head.fields, FieldKind::ContentEncoding);
-    head.is_event_stream = head.content_type.is_some_and(|span| {
-        let value = span.of(buf);
-        let end = memchr::memchr(b';', value).unwrap_or(value.len());
-        value[..end].trim_ascii_end().eq_ignore_ascii_case(b"text/event-stream")
-    });
+    head.content_type = seen.first(FieldKind::ContentType, &head.fields);
+    head.content_encoding = seen.first(FieldKind::ContentEncoding, &head.fields);
+    head.is_event_stream = head.content_type.is_some_and(|span| is_event_stream(span.of(buf)));
     Ok(())
+}
+
+/// The media type is `text/event-stream`, with parameters or without.
+fn is_event_stream(content_type: &[u8]) -> bool {
+    const NAME: &[u8; 17] = b"text/event-stream";
+    content_type.split_at_checked(NAME.len()).is_some_and(|(name, rest)| {
+        is(name, NAME) && matches!(rest.trim_ascii_start().first(), None | Some(b';'))
+    })
+}
+
+/// Reads `Connection`, if there is one. What it nominates is in `fields` afterwards, and never of a kind that is asked of
+/// `seen`.
+fn connection(buf: &[u8], seen: &Seen, fields: &mut [Field]) -> Result<field::ConnectionWords, &'static str> {
+    if !seen.has(FieldKind::Connection) {
+        return Ok(field::ConnectionWords::default());
+    }
+    field::apply_connection(buf, fields)
 }
 
 /// RFC 9112 section 9.3: 1.1 stays unless it says close, 1.0 goes unless it says keep-alive.

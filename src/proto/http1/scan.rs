@@ -65,15 +65,38 @@ enum Fault {
 }
 
 impl HeadScan {
-    /// Where the request head in `buf` begins and ends, or `None` while its blank line is missing.
-    pub(super) fn request(
+    /// Nothing but the start was looked at yet: no search has begun that would have to be gone on with.
+    #[inline]
+    pub(super) fn is_fresh(&self) -> bool {
+        self.searched == self.start
+    }
+
+    /// Where the request head in `buf` begins, or `None` while that cannot be told.
+    #[inline]
+    pub(super) fn request_start(&mut self, buf: &[u8]) -> Result<Option<usize>, HeadError> {
+        let known = self.start_checked || self.check_request_start(buf)?;
+        Ok(known.then_some(self.start as usize))
+    }
+
+    /// Looks at the first bytes of the response head in `buf`, which begins at its first byte.
+    #[inline]
+    pub(super) fn check_response_start(&mut self, buf: &[u8]) -> Result<(), ResponseError> {
+        const START: &[u8; 7] = b"HTTP/1.";
+        if self.start_checked || buf.first_chunk() == Some(START) {
+            self.start_checked = true;
+        } else if buf.len() >= START.len() || buf != &START[..buf.len()] {
+            return Err(ResponseError { what: "response does not begin with HTTP/1." });
+        }
+        Ok(())
+    }
+
+    /// Where the request head in `buf` ends, or `None` while its blank line is missing.
+    #[cold]
+    pub(super) fn request_end(
         &mut self,
         buf: &[u8],
         limits: &HeadLimits,
-    ) -> Result<Option<(usize, usize)>, HeadError> {
-        if !self.start_checked && !self.check_request_start(buf)? {
-            return Ok(None);
-        }
+    ) -> Result<Option<usize>, HeadError> {
         let line_bytes_max = limits.target_bytes_max as usize + LINE_REST_BYTES_MAX;
         self.seek_end(buf, limits.head_bytes_max as usize, line_bytes_max).map_err(|fault| match fault {
             Fault::BareLf => HeadError::bad("line ends in a bare LF; expected CRLF"),
@@ -82,20 +105,13 @@ impl HeadScan {
         })
     }
 
-    /// Where the response head in `buf` begins (always 0) and ends, or `None` while its blank line is missing.
-    pub(super) fn response(
+    /// Where the response head in `buf` ends, or `None` while its blank line is missing.
+    #[cold]
+    pub(super) fn response_end(
         &mut self,
         buf: &[u8],
         limits: &HeadLimits,
-    ) -> Result<Option<(usize, usize)>, ResponseError> {
-        if !self.start_checked {
-            const START: &[u8] = b"HTTP/1.";
-            let n = buf.len().min(START.len());
-            if buf[..n] != START[..n] {
-                return Err(ResponseError { what: "response does not begin with HTTP/1." });
-            }
-            self.start_checked = n == START.len();
-        }
+    ) -> Result<Option<usize>, ResponseError> {
         self.seek_end(buf, limits.head_bytes_max as usize, usize::MAX).map_err(|fault| ResponseError {
             what: match fault {
                 Fault::BareLf => "response line ends in a bare LF; expected CRLF",
@@ -135,7 +151,8 @@ impl HeadScan {
             return Err(HeadError::bad("not an HTTP request line; expected a method followed by one space"));
         }
         let n = line.len().min(HTTP2_PREFACE.len());
-        if line[..n] == HTTP2_PREFACE[..n] {
+        // (The method is complete: three bytes tell most others from it.)
+        if line.starts_with(b"PRI") && line[..n] == HTTP2_PREFACE[..n] {
             if n < HTTP2_PREFACE.len() {
                 return Ok(false);
             }
@@ -152,7 +169,7 @@ impl HeadScan {
         buf: &[u8],
         head_bytes_max: usize,
         line_bytes_max: usize,
-    ) -> Result<Option<(usize, usize)>, Fault> {
+    ) -> Result<Option<usize>, Fault> {
         let start = self.start as usize;
         let limit = buf.len().min(head_bytes_max);
         let mut searched = self.searched as usize;
@@ -168,7 +185,7 @@ impl HeadScan {
             searched = lf + 1;
             if lf - line_start == 1 {
                 *self = HeadScan::default();
-                return Ok(Some((start, searched)));
+                return Ok(Some(searched));
             }
             self.first_line_done = true;
             line_start = searched;

@@ -49,6 +49,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
     let mut per_shard: Vec<Vec<TcpListener>> = cores.iter().map(|_| Vec::new()).collect();
     for one in &settings.listeners {
         let mut address = one.address;
+        listener::probe(address).map_err(|e| cannot_listen(address, &e))?;
         for listeners in &mut per_shard {
             let bound = listener::bind(address).map_err(|e| cannot_listen(address, &e))?;
             // Port 0: the first shard's listener says which port the others share.

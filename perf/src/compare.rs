@@ -8,6 +8,8 @@
 //! *Errors*: which peer, which scenario, and what.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -152,6 +154,7 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
              do not use the tails (p99 and above) of this comparison"
         );
     }
+    let _turn = only_one()?;
     let scratch = Scratch::new()?;
     let any = "127.0.0.1:0".parse().map_err(|e| format!("{e}"))?;
     let default = Recipe { body_len: 0, answer: Answer::Json { len: 1024, delay_ns: 0 } };
@@ -282,6 +285,27 @@ fn estimate_ns(args: &CompareArgs, peers: &[Kind]) -> u64 {
         };
     }
     sum_ns
+}
+
+/// Waits until no other comparison runs on this machine: two would measure each other.
+fn only_one() -> Result<File, String> {
+    let path = std::env::temp_dir().join("ringway-perf.lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|e| format!("{}: {e}", path.display()))?;
+    for (flags, waiting) in [(libc::LOCK_EX | libc::LOCK_NB, false), (libc::LOCK_EX, true)] {
+        if waiting {
+            println!("another comparison is running; waiting for its end");
+        }
+        // SAFETY: a descriptor that `file` owns. The kernel drops the lock when the file is closed, however this ends.
+        if unsafe { libc::flock(file.as_raw_fd(), flags) } == 0 {
+            return Ok(file);
+        }
+    }
+    Err(format!("{}: {}", path.display(), std::io::Error::last_os_error()))
 }
 
 /// A directory of its own, removed at the end.

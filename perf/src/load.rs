@@ -111,13 +111,26 @@ pub struct Report {
     pub backend_lateness: Option<Quantiles>,
     /// Share of the window in which the generator's thread was busy, 0 to 1. Near 1, it limits what is measured.
     pub generator_busy: f64,
+    /// Share of the window in which it could have run but another task had its core.
+    pub generator_wait: f64,
     /// Cost of the measured process within the window.
     pub usage: Option<Usage>,
     /// What the backends on this thread met during the whole run.
     pub backend: backend::Counts,
 }
 
+/// Waiting for a core, as a share of the window, above which a run counts as disturbed. The kernel's own limit on
+/// real-time tasks costs up to 0.08.
+const WAIT_SHARE_MAX: f64 = 0.12;
+
 impl Report {
+    /// Whether something else on the machine took so much of either core that the figures say more about it than about
+    /// the proxy.
+    pub fn disturbed(&self) -> bool {
+        let proxy = self.usage.map_or(0.0, |usage| usage.wait_ns as f64 / self.window_ns.max(1) as f64);
+        proxy > WAIT_SHARE_MAX || self.generator_wait > WAIT_SHARE_MAX
+    }
+
     pub fn faults_total(&self) -> u64 {
         self.faults.values().sum()
     }

@@ -116,6 +116,12 @@ pub fn snapshot(pids: &[i32]) -> Result<Snapshot, String> {
     Ok(sum)
 }
 
+/// Time for which the calling thread has waited for a core so far, in ns; 0 when the kernel does not say.
+pub fn own_wait_ns() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    parse_schedstat(&text).map_or(0, |(_, wait_ns)| wait_ns)
+}
+
 /// Memory of `pids`, summed.
 pub fn memory(pids: &[i32]) -> Result<Memory, String> {
     let mut sum = Memory::default();

@@ -222,8 +222,31 @@ pub fn summary(findings: &Findings, scenarios: &[Scenario], peers: &[Kind]) -> S
     if let Some(why) = &findings.no_instructions {
         let _ = writeln!(text, "\nNo instruction counts: this machine does not offer them ({why}).");
     }
+    text.push_str(&disturbed(findings));
     text.push_str(&faults(findings));
     text
+}
+
+/// Runs that shared a core with something else. They stay in the tables: who leaves runs out must say why.
+fn disturbed(findings: &Findings) -> String {
+    let mut text = String::new();
+    for run in findings.runs.iter().filter(|run| run.report.disturbed()) {
+        let proxy = (PROXY_WAIT.of)(&run.report).unwrap_or(0.0);
+        let _ = writeln!(
+            text,
+            "- {}, {}, repeat {}: the generator waited for its core {:.0} % and the proxy {proxy:.0} % of the window",
+            run.scenario.name(),
+            run.peer.name(),
+            run.repeat,
+            run.report.generator_wait * 100.0
+        );
+    }
+    if text.is_empty() {
+        return text;
+    }
+    format!(
+        "\n## Disturbed\n\nSomething else ran on the cores in these runs; repeat the comparison when the machine is quiet.\n\n{text}"
+    )
 }
 
 /// Ratios and differences, pair by pair within each repeat.

@@ -19,6 +19,8 @@ from .report import Failed, check, expect, require
 HTTP_ERRORS = (httpx.HTTPError, httpx2.HTTPError)
 KEEPALIVE_REQUESTS = 300
 KEEPALIVE_SECONDS_MAX = 90.0
+# A generation takes seconds on a machine that is busy otherwise; from then on, only small requests.
+GENERATE_UNTIL_S = 45.0
 # After which request to pause how long. The engines close a connection after 5 s without a request
 # and after 100 requests: the first three pauses aim at the very moment of that close.
 PAUSES_S = {40: 4.99, 90: 5.0, 150: 5.01, 210: 6.0}
@@ -29,14 +31,16 @@ def keepalive(run: Any) -> str:
     client = run.openai()
     started = time.monotonic()
     failures: List[str] = []
+    generated = 0
     # httpx closes its own idle connections after 5 s: with this it leaves that to the other side.
     limits = httpx.Limits(keepalive_expiry=60)
     with httpx.Client(base_url=run.front, limits=limits, timeout=30) as plain:
         for number in range(1, KEEPALIVE_REQUESTS + 1):
             try:
-                if number % 3 == 0:
+                if number % 5 == 0 and time.monotonic() - started < GENERATE_UNTIL_S:
                     answer = client.completions.create(model=run.model, prompt="One,", max_tokens=1, temperature=0)
                     expect("completion tokens", answer.usage.completion_tokens, 1)
+                    generated += 1
                 else:
                     # Takes no time in the engine, and is a POST like any other on the way there.
                     tokens = plain.post("/tokenize", json={"content": "word " * number})
@@ -50,7 +54,8 @@ def keepalive(run: Any) -> str:
                 failures.append("only %d of %d requests within %g s" % (number, KEEPALIVE_REQUESTS, KEEPALIVE_SECONDS_MAX))
                 break
     require(not failures, "%d failures:\n%s" % (len(failures), "\n".join(failures[:10])))
-    return "0 failures in %.0f s, pauses of %s s" % (time.monotonic() - started, ", ".join("%g" % pause for pause in PAUSES_S.values()))
+    pauses = ", ".join("%g" % pause for pause in PAUSES_S.values())
+    return "0 failures in %.0f s, %d generations, pauses of %s s" % (time.monotonic() - started, generated, pauses)
 
 
 STREAMS = 60

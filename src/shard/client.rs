@@ -6,6 +6,7 @@
 //! replaces the watch.
 
 use std::future::Future;
+use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -16,6 +17,7 @@ use monoio::time::{Sleep, sleep};
 use super::armed::ArmedPoll;
 use super::buffers::MEDIUM_BYTES;
 use super::deadline::{Action, Timer};
+use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::socket::Socket;
 use super::state::Shard;
 use crate::clock::Nanos;
@@ -48,6 +50,8 @@ pub struct Client {
     inbox: Vec<u8>,
     used: usize,
     armed: ArmedPoll,
+    /// The piece of the answer that was written last, if nobody has looked whether it is through.
+    writing: LazyWrite,
     /// The client has shut its sending side down (or failed).
     end: Option<End>,
     /// Runs while the watch cannot read because too much has come early.
@@ -63,6 +67,7 @@ impl Client {
             inbox: Vec::new(),
             used: 0,
             armed: ArmedPoll::default(),
+            writing: LazyWrite::default(),
             end: None,
             look: None,
         }
@@ -237,6 +242,99 @@ impl Client {
             self.end = Some(End::Closed);
         }
         Poll::Ready(())
+    }
+
+    /// Writes `out` without waiting for it. The one before must be settled.
+    pub fn begin_write(&mut self, out: Vec<u8>) {
+        if let Some((result, out)) = self.writing.start(&self.socket, out) {
+            self.written(result.is_ok(), out);
+        }
+    }
+
+    fn written(&mut self, ok: bool, out: Vec<u8>) {
+        self.shard.buffers.give(out);
+        if !ok && self.end.is_none() {
+            self.end = Some(End::Failed);
+        }
+    }
+
+    /// A write was begun, and nobody has looked whether it is through.
+    pub fn is_writing(&self) -> bool {
+        self.writing.is_busy()
+    }
+
+    /// Looks whether the write that was begun is through. Ready at once when there is none.
+    fn poll_written(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.writing.is_busy() {
+            return Poll::Ready(());
+        }
+        self.writing.poll(cx).map(|(result, out)| self.written(result.is_ok(), out))
+    }
+
+    /// Waits until the write that was begun is through, `ms` at most. An error means that the client has gone.
+    pub async fn settle(&mut self, ms: u64) -> Result<(), Gone> {
+        if self.writing.is_busy() {
+            let mut first = true;
+            std::future::poll_fn(|cx| match self.poll_written(cx) {
+                Poll::Ready(()) => Poll::Ready(Ok(())),
+                Poll::Pending => {
+                    if std::mem::take(&mut first) {
+                        self.arm_deadline(ms, Action::ShutBoth);
+                    }
+                    self.poll_gone(cx).map(Err)
+                }
+            })
+            .await?;
+        }
+        match self.end {
+            Some(End::Failed) => Err(Gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes `out` and waits until it is through. False: the client is gone.
+    pub async fn send(&mut self, out: Vec<u8>) -> bool {
+        let ms = self.shard.limits.client_body_idle_timeout_ms;
+        if self.settle(ms).await.is_err() {
+            return false;
+        }
+        self.arm_deadline(ms, Action::ShutBoth);
+        let (result, out) = self.socket.write_all(out).await;
+        self.shard.buffers.give(out);
+        result.is_ok()
+    }
+
+    /// Waits for `work` with the client's last piece perhaps still under way, and watches the client. From the moment
+    /// that the piece is known to be through, `deadline` is in force: at that time, do the action to the descriptor.
+    pub async fn watch_writing<T>(
+        &mut self,
+        deadline: (Nanos, RawFd, Action),
+        work: impl Future<Output = T>,
+    ) -> Result<T, Gone> {
+        let mut work = pin!(work);
+        let (at, fd, action) = deadline;
+        let stall = self.shard.deadline(self.shard.limits.between_bytes_timeout_ms);
+        // 0: nobody has looked at the write; 1: it is being waited for, too; 2: it is through.
+        let mut stage = if self.writing.is_busy() { 0 } else { 2 };
+        match stage {
+            0 => self.timer.arm(self.shard.deadline(NUDGE_MS), self.socket.fd(), Action::Wake),
+            _ => self.timer.arm(at, fd, action),
+        }
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(value) = work.as_mut().poll(cx) {
+                return Poll::Ready(Ok(value));
+            }
+            if stage == 0 && self.timer.poll_woken(cx).is_ready() {
+                stage = 1;
+                self.timer.arm(stall, self.socket.fd(), Action::ShutBoth);
+            }
+            if stage == 1 && self.poll_written(cx).is_ready() {
+                stage = 2;
+                self.timer.arm(at, fd, action);
+            }
+            self.poll_gone(cx).map(Err)
+        })
+        .await
     }
 
     /// Waits for `work` while watching the client. If the client goes first, `work` is dropped.

@@ -68,7 +68,7 @@ impl Deadlines {
                 (all.slots.len() - 1) as u32
             }
         };
-        Timer { deadlines: self.clone(), index }
+        Timer { handle: TimerHandle { deadlines: self.clone(), index } }
     }
 
     /// Acts on every deadline that is not after `now`.
@@ -117,13 +117,33 @@ impl Slot {
     }
 }
 
-/// The deadline of one connection. One at a time: a new one replaces the old.
+/// The deadline of one connection. One at a time: a new one replaces the old. The slot is free again when it is dropped.
 pub struct Timer {
+    handle: TimerHandle,
+}
+
+/// What a [`Timer`] can do, without owning the slot: for work that runs while the timer's owner is borrowed. Not to be
+/// used once the timer is gone.
+#[derive(Clone)]
+pub struct TimerHandle {
     deadlines: Rc<Deadlines>,
     index: u32,
 }
 
 impl Timer {
+    pub fn handle(&self) -> TimerHandle {
+        self.handle.clone()
+    }
+}
+
+impl std::ops::Deref for Timer {
+    type Target = TimerHandle;
+    fn deref(&self) -> &TimerHandle {
+        &self.handle
+    }
+}
+
+impl TimerHandle {
     /// At `at`, do `action` to `fd`. `fd` must stay open until the deadline is replaced, cleared or dropped.
     pub fn arm(&self, at: Nanos, fd: RawFd, action: Action) {
         let all = &mut *self.deadlines.slots.borrow_mut();
@@ -175,12 +195,12 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        let mut all = self.deadlines.slots.borrow_mut();
-        let index = self.index as usize;
+        let mut all = self.handle.deadlines.slots.borrow_mut();
+        let index = self.handle.index as usize;
         all.at[index] = Nanos::NEVER;
         all.slots[index].waker = None;
         all.slots[index].idle = false;
-        all.free.push(self.index);
+        all.free.push(self.handle.index);
     }
 }
 

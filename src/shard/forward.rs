@@ -8,6 +8,7 @@
 
 use std::future::Future;
 use std::io;
+use std::os::fd::RawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -15,8 +16,9 @@ use std::time::Duration;
 
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
-use super::deadline::Action;
+use super::deadline::{Action, TimerHandle};
 use super::intake::Intake;
+use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::relay;
 use super::reply::Known;
 use super::session::{After, Desk, refuse};
@@ -237,7 +239,7 @@ async fn attempt(
     };
     let mut upstream = match idle {
         Some(upstream) => upstream,
-        None => match client.watch(connect(&shard, server)).await {
+        None => match client.watch(Box::pin(connect(&shard, server))).await {
             Ok(Ok(socket)) => Upstream::fresh(socket),
             Ok(Err(error)) => return Attempt::Unconnected { errno: error.raw_os_error().unwrap_or(0) },
             Err(_) => return Attempt::ClientGone,
@@ -249,23 +251,27 @@ async fn attempt(
     if !intake.whole() {
         intake.spend(client, desk);
         intake.streams = true;
-        return upload::stream(client, desk, intake, upstream, tx).await;
+        // Rare and large: on the heap, so that every other request need not carry it.
+        return Box::pin(upload::stream(client, desk, intake, upstream, tx)).await;
     }
     upstream.sent_now = (tx.len() + tail.len()) as u64;
-    client.timer.arm(
-        shard.deadline(shard.limits.response_head_timeout_ms),
-        upstream.socket.fd(),
-        Action::ShutBoth,
-    );
-    let rx = shard.buffers.take(MEDIUM_BYTES);
+    let deadline =
+        (shard.deadline(shard.limits.response_head_timeout_ms), upstream.socket.fd(), Action::ShutBoth);
+    let read = upstream.socket.read_more(shard.buffers.take(MEDIUM_BYTES));
     let lent = tail.clone();
     let both = match tail.is_empty() {
-        true => client.watch(both(upstream.socket.write_all(tx), upstream.socket.read_more(rx))).await,
+        true => {
+            let timer = client.timer.handle();
+            client
+                .watch(lazy_both(&mut desk.request, &upstream.socket, tx, read, timer, deadline, shard.now()))
+                .await
+        }
         false => {
+            client.timer.arm(deadline.0, deadline.1, deadline.2);
             let (inbox, used) = client.lend();
             let range = used + tail.start..used + tail.end;
             let write = write_two(upstream.socket.clone(), tx, inbox, range);
-            let done = client.watch(both(write, upstream.socket.read_more(rx))).await;
+            let done = client.watch(both(write, read)).await;
             done.map(|(write, read)| {
                 let write = write.map(|(result, tx, inbox)| {
                     client.restore(inbox, used);
@@ -331,11 +337,11 @@ fn compose(
         framing: intake.framing,
         credentials: match own_key {
             None => Credentials::Keep,
-            // In the field that the caller used; in the usual one if it used none.
-            Some(key) if desk.head.first(FieldKind::XApiKey).is_some() => {
-                Credentials::Replace { authorization: None, x_api_key: Some(&key.bare) }
-            }
-            Some(key) => Credentials::Replace { authorization: Some(&key.bearer), x_api_key: None },
+            // The usual field always; Anthropic's too where the caller used it, as engines differ in what they check.
+            Some(key) => Credentials::Replace {
+                authorization: Some(&key.bearer),
+                x_api_key: desk.head.first(FieldKind::XApiKey).map(|_| &key.bare[..]),
+            },
         },
         ..RequestRewrite::default()
     };
@@ -414,6 +420,56 @@ async fn both<W>(
         }
     })
     .await;
+    (written, got.expect("it ends with the read"))
+}
+
+/// As [`both`], for a request that fits the socket's buffer for certain, or nearly so: nobody waits for the write unless it
+/// is not through after [`NUDGE_MS`]. From then on `deadline` is in force.
+async fn lazy_both(
+    write: &mut LazyWrite,
+    socket: &Socket,
+    tx: Vec<u8>,
+    read: impl Future<Output = Read<usize>>,
+    timer: TimerHandle,
+    deadline: (Nanos, RawFd, Action),
+    now: Nanos,
+) -> (Option<(Result<(), WriteError>, Vec<u8>)>, Read<usize>) {
+    let mut read = pin!(read);
+    let mut written = write.start(socket, tx);
+    let nudge = now.plus_ms(NUDGE_MS);
+    let mut eager = written.is_some() || deadline.0 <= nudge;
+    match eager {
+        true => timer.arm(deadline.0, deadline.1, deadline.2),
+        false => timer.arm(nudge, deadline.1, Action::Wake),
+    }
+    let mut got = None;
+    std::future::poll_fn(|cx| {
+        if got.is_none()
+            && let Poll::Ready(result) = read.as_mut().poll(cx)
+        {
+            got = Some(result);
+        }
+        if !eager && timer.poll_woken(cx).is_ready() {
+            eager = true;
+            timer.arm(deadline.0, deadline.1, deadline.2);
+        }
+        if (eager || got.is_some())
+            && written.is_none()
+            && let Poll::Ready(result) = write.poll(cx)
+        {
+            written = Some(result);
+        }
+        match &got {
+            Some((Ok(n), _)) if *n > 0 => Poll::Ready(()),
+            Some(_) if written.is_some() => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+    if written.is_none() {
+        // The answer came first; the connection will not be used again, and the write goes with it.
+        *write = LazyWrite::default();
+    }
     (written, got.expect("it ends with the read"))
 }
 

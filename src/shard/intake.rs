@@ -71,6 +71,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.shard.buffered_bytes.set(self.shard.buffered_bytes.get() - self.bytes);
+        self.shard.memory.freed(self.bytes);
     }
 }
 
@@ -102,10 +103,7 @@ impl Intake {
         {
             let mut out = client.shard.buffers.take(32);
             out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
-            client.arm_deadline(client.shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
-            let (result, out) = client.socket.write_all(out).await;
-            client.shard.buffers.give(out);
-            if result.is_err() {
+            if !client.send(out).await {
                 return Err(Stop::Gone);
             }
         }

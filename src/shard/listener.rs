@@ -27,14 +27,25 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A shard hands a connection on when it has this many more than the least busy one, and a quarter more than the mean.
 const SKEW_MIN: u32 = 2;
 
+/// Fails if somebody listens on `address` already: sharing it with another process's SO_REUSEPORT listeners would split the
+/// clients between the two without a word.
+pub fn probe(address: SocketAddr) -> io::Result<()> {
+    let socket = socket(address)?;
+    socket.bind(&address.into())?;
+    socket.listen(1)
+}
+
+fn socket(address: SocketAddr) -> io::Result<socket2::Socket> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
+    // What lingers of former connections is not somebody who listens.
+    socket.set_reuse_address(true)?;
+    Ok(socket)
+}
+
 /// Binds a listener that shares its address with the other shards' ones.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = socket2::Socket::new(
-        socket2::Domain::for_address(address),
-        socket2::Type::STREAM,
-        Some(socket2::Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
+    let socket = socket(address)?;
     socket.set_reuse_port(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

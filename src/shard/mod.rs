@@ -2,8 +2,8 @@
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
 //! * [`intake`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
-//! * [`client`], [`armed`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
-//! * [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
+//! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
+//! * [`memory`]: gives back what a burst took. [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
 //! *Bound*: one task per client connection, which also drives the server's connection; four tasks for the shard itself.
@@ -15,7 +15,9 @@ pub mod deadline;
 pub mod figures;
 pub mod forward;
 pub mod intake;
+pub mod lazy_write;
 pub mod listener;
+pub mod memory;
 pub mod relay;
 pub mod reply;
 pub mod session;
@@ -42,8 +44,8 @@ use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
 use crate::runtime::{Driver, Runtime, SHARD_ENTRIES};
 
-/// Tick of a shard without connections: nothing but its rings is due then.
-const IDLE_TICK_MS: u64 = 20;
+/// Tick of a shard without requests: nothing but idle deadlines is due then. The next request ends it.
+const IDLE_TICK_MS: u64 = 100;
 /// How often idle server connections are looked at, and pools follow the load down.
 const HOUSEKEEPING_MS: u64 = 500;
 
@@ -146,18 +148,19 @@ fn hear(shard: &Rc<Shard>) {
 }
 
 async fn keep_time(shard: Rc<Shard>) {
-    let mut since_housekeeping_ms = 0;
+    let mut next_housekeeping = shard.now().plus_ms(HOUSEKEEPING_MS);
     loop {
-        let busy = shard.figures.borrow().connections > 0 || shard.phase.get() >= Phase::Draining;
-        let tick_ms = if busy { SHARD_TICK_MS } else { IDLE_TICK_MS };
-        monoio::time::sleep(Duration::from_millis(tick_ms)).await;
+        match shard.figures.borrow().active > 0 || shard.phase.get() >= Phase::Draining {
+            true => monoio::time::sleep(Duration::from_millis(SHARD_TICK_MS)).await,
+            false => shard.rest_timekeeper(Duration::from_millis(IDLE_TICK_MS)).await,
+        }
         shard.tick();
         hear(&shard);
-        since_housekeeping_ms += tick_ms;
-        if since_housekeeping_ms >= HOUSEKEEPING_MS {
-            since_housekeeping_ms = 0;
+        if shard.now() >= next_housekeeping {
+            next_housekeeping = shard.now().plus_ms(HOUSEKEEPING_MS);
             shard.upstreams.prune(shard.now());
             shard.buffers.shrink();
+            shard.memory.give_back();
         }
     }
 }

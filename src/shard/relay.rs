@@ -165,13 +165,12 @@ pub async fn relay(
         let mut figures = shard.figures.borrow_mut();
         figures.answered(backend, desk.reply.status);
         figures.queue_wait.record(placement.wait_ns);
-        if desk.reply.is_event_stream {
-            figures.first_token.record(shard.now().since(exchange.dispatched));
-        }
     }
     if outcome(desk.reply.status) == Outcome::Failure {
         shard.fault(backend, UpstreamFault::Status, 0);
     }
+    // Until the first event has come.
+    let mut first_token = desk.reply.is_event_stream.then_some(exchange.dispatched);
     let mut surplus = taken < first.len();
     let mut done = reader.is_done();
     let mut between_events = first.is_empty() || ends_event(&out, mode);
@@ -179,22 +178,23 @@ pub async fn relay(
         upstream.idle_ns_named = idle_ns_named(desk, &rx);
     }
     loop {
+        if taken > 0
+            && let Some(dispatched) = first_token.take()
+        {
+            shard.figures.borrow_mut().first_token.record(shard.read_clock().since(dispatched));
+        }
         if done {
             exchange.server_done(client, desk, surplus);
         }
-        client.arm_deadline(shard.limits.between_bytes_timeout_ms, Action::ShutBoth);
-        let written = match out.is_empty() {
-            true => Ok((Ok(()), out)),
-            false => client.watch(client.socket.clone().write_all(out)).await,
-        };
-        match written {
-            Ok((Ok(()), buf)) => out = buf,
-            _ => {
-                if let Some(upstream) = &exchange.upstream {
-                    upstream.socket.shutdown_both();
-                }
-                return After::Gone;
+        // The piece before this one is through by now, or has to be waited for: a slow client holds the server back here.
+        if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+            if let Some(upstream) = &exchange.upstream {
+                upstream.socket.shutdown_both();
             }
+            return After::Gone;
+        }
+        if !out.is_empty() {
+            client.begin_write(out);
         }
         if done {
             break;
@@ -204,17 +204,18 @@ pub async fn relay(
             shard.buffers.give(std::mem::replace(&mut rx, shard.buffers.take(LARGE_BYTES)));
         }
         rx.clear();
-        client.timer.arm(
+        let deadline = (
             shard.deadline(shard.limits.between_bytes_timeout_ms),
             exchange.upstream().socket.fd(),
             Action::ShutBoth,
         );
-        let Ok((result, buf)) = client.watch(exchange.upstream().socket.read_more(rx)).await else {
+        let read = exchange.upstream().socket.read_more(rx);
+        let Ok((result, buf)) = client.watch_writing(deadline, read).await else {
             exchange.upstream().socket.shutdown_both();
             return After::Gone;
         };
+        out = shard.buffers.take(buf.capacity());
         rx = buf;
-        out.clear();
         taken = 0;
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {
@@ -237,14 +238,14 @@ pub async fn relay(
         if let Some(fault) = ended {
             shard.fault(backend, fault, errno(&result));
             let open = between_events && reader.between_pieces() && mode != Mode::Plain;
-            return broken_off(client, desk, exchange, open.then_some(fault), framing, api).await;
+            let fault = open.then_some(fault);
+            return Box::pin(broken_off(client, desk, exchange, fault, framing, api)).await;
         }
         surplus = taken < rx.len();
         between_events = ends_event(&out, mode);
         done |= reader.is_done();
     }
     shard.buffers.give(rx);
-    shard.buffers.give(out);
     intake.spend(client, desk);
     match keep_alive {
         true => After::Next,
@@ -312,6 +313,10 @@ async fn broken_off(
         upstream.socket.shutdown_both();
     }
     drop(exchange);
+    let stall_ms = shard.limits.between_bytes_timeout_ms;
+    if client.settle(stall_ms).await.is_err() {
+        return After::Close;
+    }
     if let Some(fault) = fault.filter(|_| desk.reply.is_event_stream) {
         let (rejection, what) = failure(&shard, backend, fault);
         let mut event = match api {
@@ -324,8 +329,7 @@ async fn broken_off(
         push_chunk_header(&mut out, event.len());
         out.extend_from_slice(&event);
         out.extend_from_slice(b"\r\n");
-        client.arm_deadline(shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
-        let _ = client.socket.write_all(out).await;
+        client.send(out).await;
     }
     if framing == Framing::UntilClose {
         // Here an orderly close would be the end of the body.

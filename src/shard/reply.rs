@@ -1,7 +1,6 @@
 //! Answers that the router gives itself: rejections, health, the list of models.
 
 use super::client::Client;
-use super::deadline::Action;
 use super::session::{After, Desk};
 use super::state::{Faces, Shard};
 use crate::proto::backend::catalog::Algorithm;
@@ -95,7 +94,7 @@ pub async fn refuse(
     if head.is_none_or(|head| head.method != Method::Head) {
         out.extend_from_slice(&body);
     }
-    send(client, out).await
+    client.send(out).await
 }
 
 /// An answer without a server.
@@ -134,20 +133,13 @@ pub async fn send_local(client: &mut Client, desk: &Desk, answer: Local) -> Afte
     if desk.head.method != Method::Head {
         out.extend_from_slice(&answer.body);
     }
-    let sent = send(client, out).await;
+    let sent = client.send(out).await;
     client.consume(desk.head.head_len);
     match (sent, close) {
         (true, false) => After::Next,
         (true, true) => After::LingeringClose,
         (false, _) => After::Close,
     }
-}
-
-async fn send(client: &mut Client, out: Vec<u8>) -> bool {
-    client.arm_deadline(client.shard.limits.client_body_idle_timeout_ms, Action::ShutBoth);
-    let (result, out) = client.socket.write_all(out).await;
-    client.shard.buffers.give(out);
-    result.is_ok()
 }
 
 fn push_status(out: &mut Vec<u8>, status: u16) {

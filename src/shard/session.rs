@@ -12,6 +12,7 @@ use super::client::{Client, End};
 use super::deadline::{Action, Timer};
 use super::forward;
 use super::intake::{self, Intake, Stop};
+use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::reply::{self, Known};
 use super::socket::Socket;
 use super::state::Shard;
@@ -22,8 +23,12 @@ use crate::proto::message::Phase;
 
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
 const REST_AFTER_MS: u64 = 1_000;
-/// How long a refused client that still sends is read from, so that it gets to read its answer before the connection goes.
+/// About what a busy connection's box and its parts take.
+const BUSY_BYTES: usize = 4608;
+/// How long a refused client may pause in what it still sends, and how long it may go on sending, before it is cut off:
+/// meanwhile it can read its answer.
 const LINGERING_CLOSE_MS: u64 = 2_000;
+const LINGERING_CLOSE_MS_MAX: u64 = 30_000;
 
 /// Scratch of a busy connection, reused from request to request.
 #[derive(Default)]
@@ -34,6 +39,8 @@ pub struct Desk {
     pub body: Vec<u8>,
     /// Lines that the router adds to an answer.
     pub lines: Vec<u8>,
+    /// The request on its way to the server.
+    pub request: LazyWrite,
 }
 
 /// What happens to the connection after a request.
@@ -61,7 +68,9 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket) {
             return;
         }
         shard.read_clock();
-        match Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await {
+        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await;
+        shard.memory.freed(BUSY_BYTES);
+        match rested {
             Some(back) => timer = back,
             None => return,
         }
@@ -72,7 +81,11 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket) {
 async fn busy(mut client: Client) -> Option<Timer> {
     let mut desk = Desk::default();
     loop {
-        match exchange(&mut client, &mut desk).await {
+        let after = exchange(&mut client, &mut desk).await;
+        if after != After::Next && after != After::Gone {
+            let _ = client.settle(client.shard.limits.between_bytes_timeout_ms).await;
+        }
+        match after {
             After::Next => {}
             After::Rest => return Some(client.rest()),
             After::Close => return None,
@@ -103,6 +116,10 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         }
     }
     let _active = Active::new(&shard);
+    // Answers go out in order: the one before may still be on its way.
+    if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+        return After::Gone;
+    }
     let arrived = shard.now();
     shard.active_now();
     let path = desk.head.path(client.unread());
@@ -166,11 +183,17 @@ async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
             if shard.phase.get() >= Phase::Draining {
                 return Head::Over;
             }
-            client.arm_idle(shard.deadline(REST_AFTER_MS), Action::Wake);
+            let wait_ms = if client.is_writing() { NUDGE_MS } else { REST_AFTER_MS };
+            client.arm_idle(shard.deadline(wait_ms), Action::Wake);
         }
         match client.more().await {
             Ok(true) => {}
             Ok(false) if begun => {}
+            Ok(false) if client.is_writing() => {
+                if client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
+                    return Head::Over;
+                }
+            }
             Ok(false) => return Head::Rest,
             Err(End::Deadline) if begun => {
                 return Head::Refused(Rejection::RequestTimeout, "the request head did not arrive in time");
@@ -237,14 +260,18 @@ async fn finish_refused(
 }
 
 /// Says that nothing more comes, and reads what the client still sends for a while: closing at once would reset the
-/// connection and take the answer with it (RFC 9112 section 9.6).
+/// connection and take the answer with it (RFC 9112 section 9.6). A client that goes on sending is cut off.
 async fn lingering_close(client: &mut Client) {
     client.socket.shutdown_write();
-    client.arm_deadline(LINGERING_CLOSE_MS, Action::ShutRead);
+    let until = client.shard.now().plus_ms(LINGERING_CLOSE_MS_MAX);
     while client.end().is_none() {
         let unread = client.unread().len();
         client.consume(unread);
-        if client.more().await.is_err() {
+        client.arm_deadline(LINGERING_CLOSE_MS, Action::Wake);
+        let more = client.more().await;
+        if more == Ok(false) || client.shard.now() >= until {
+            // An orderly close would leave a client with a full window waiting for room that never comes.
+            client.socket.reset_on_close();
             return;
         }
     }
@@ -287,5 +314,63 @@ impl Drop for Active {
         let mut figures = self.shard.figures.borrow_mut();
         figures.active -= 1;
         figures.finished += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::proto::backend::catalog::Catalog;
+    use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
+    use crate::proto::http1::HeadLimits;
+    use crate::proto::ids::ShardId;
+    use crate::shard::state::SessionLimits;
+
+    fn limits() -> SessionLimits {
+        SessionLimits {
+            head: HeadLimits::new(65_536, b"X-Lifeboat-"),
+            body_bytes_max: 1 << 20,
+            classify_bytes_max: 1 << 20,
+            buffered_bytes_max: 1 << 20,
+            connections_max: 1,
+            client_head_timeout_ms: 1,
+            client_body_idle_timeout_ms: 1,
+            half_close_allowed: false,
+            connect_timeout_ms: 1,
+            response_head_timeout_ms: 1,
+            between_bytes_timeout_ms: 1,
+            total_timeout_ms: 0,
+            keepalive_timeout_ms: 1,
+        }
+    }
+
+    /// An idle connection is its task and its socket; a busy one has a box besides. Both are what many connections are
+    /// multiplied by.
+    #[test]
+    fn connections_are_small() {
+        crate::runtime::block_on(true, async {
+            let (mut ports, _control) = crate::mesh::build(1).unwrap();
+            let dispatcher = Dispatcher::new(ShardId(0), 1, DispatcherOptions::default(), Catalog::default());
+            let port = ports.pop().unwrap();
+            let clock = Clock::new();
+            let shard = Rc::new(Shard::new(
+                ShardId(0),
+                1,
+                clock,
+                limits(),
+                "X-Lifeboat-",
+                dispatcher,
+                port,
+                Catalog::default(),
+            ));
+            let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let socket = Socket::new(ours.into()).unwrap();
+            let client = Client::new(shard.clone(), socket.clone(), shard.deadlines.timer());
+            let (idle, busy) =
+                (std::mem::size_of_val(&serve(shard.clone(), socket)), std::mem::size_of_val(&busy(client)));
+            assert!(idle <= 256 && busy <= BUSY_BYTES, "idle {idle} bytes, busy {busy} bytes");
+        })
+        .unwrap();
     }
 }

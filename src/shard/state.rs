@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
+use super::memory::Memory;
 use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
@@ -99,6 +100,7 @@ pub struct Shard {
     pub limits: SessionLimits,
     pub header_prefix: Box<str>,
     pub buffers: Buffers,
+    pub memory: Memory,
     pub deadlines: Rc<Deadlines>,
     pub upstreams: Upstreams,
     pub figures: RefCell<Figures>,
@@ -115,6 +117,8 @@ pub struct Shard {
     waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
     drained_said: Cell<bool>,
     connections_said: Cell<u32>,
+    /// Wakes the timekeeper when it sleeps long.
+    timekeeper: RefCell<Option<Waker>>,
     /// When a request last came, for the spinner, and the spinner's waker while it rests.
     activity: Cell<Nanos>,
     spinner: RefCell<Option<Waker>>,
@@ -147,6 +151,7 @@ impl Shard {
             limits,
             header_prefix: header_prefix.into(),
             buffers: Buffers::default(),
+            memory: Memory::default(),
             deadlines: Rc::default(),
             upstreams: Upstreams::default(),
             figures: RefCell::default(),
@@ -161,6 +166,7 @@ impl Shard {
             waits: RefCell::default(),
             drained_said: Cell::new(false),
             connections_said: Cell::new(0),
+            timekeeper: RefCell::default(),
             activity: Cell::new(Nanos::ZERO),
             spinner: RefCell::default(),
         }
@@ -189,6 +195,25 @@ impl Shard {
         if let Some(waker) = self.spinner.borrow_mut().take() {
             waker.wake();
         }
+        if let Some(waker) = self.timekeeper.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    /// Sleeps for `rest`, or until the next request.
+    pub async fn rest_timekeeper(&self, rest: std::time::Duration) {
+        let mut sleep = std::pin::pin!(monoio::time::sleep(rest));
+        let mut asleep = false;
+        std::future::poll_fn(|cx| {
+            // Taken again: a request has come.
+            if std::mem::replace(&mut asleep, true) && self.timekeeper.borrow().is_none() {
+                return Poll::Ready(());
+            }
+            *self.timekeeper.borrow_mut() = Some(cx.waker().clone());
+            sleep.as_mut().poll(cx)
+        })
+        .await;
+        self.timekeeper.borrow_mut().take();
     }
 
     pub fn last_activity(&self) -> Nanos {

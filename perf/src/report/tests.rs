@@ -28,6 +28,7 @@ fn report(cpu_ns: u64) -> Report {
         lateness: None,
         backend_lateness: None,
         generator_busy: 0.5,
+        generator_wait: 0.01,
         usage: Some(Usage { cpu_ns, voluntary_switches: 10, involuntary_switches: 5, ..Usage::default() }),
         backend: Counts::default(),
     }
@@ -94,6 +95,21 @@ fn faults_are_in_the_table_and_in_words() {
     }
     assert!(!text.contains("Faults: none"));
     assert!(load_text(&findings.runs[0].report).contains("FAULT       3 × status"));
+}
+
+#[test]
+fn disturbed_runs_are_named() {
+    let mut runs: Vec<Run> = (0..3).map(|repeat| run(Scenario::Json, Kind::Nginx, repeat, 1)).collect();
+    runs[1].report.generator_wait = 0.3;
+    if let Some(usage) = &mut runs[2].report.usage {
+        usage.wait_ns = S / 4;
+    }
+    let text = summary(&Findings { runs, ..Findings::default() }, &[Scenario::Json], &[Kind::Nginx]);
+    assert!(text.contains("## Disturbed") && !text.contains("- json, nginx, repeat 0"), "{text}");
+    assert!(text.contains("- json, nginx, repeat 1: the generator waited for its core 30 %"), "{text}");
+    assert!(
+        text.contains("- json, nginx, repeat 2: the generator waited for its core 1 % and the proxy 25 %")
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::backend::{Counts, Payload};
 use crate::clock::{self, S};
 use crate::http::Fault;
 use crate::load::{Arrivals, FAULTS_MAX, Open, Plan, Report, Schedule, Tally};
-use crate::process::Snapshot;
+use crate::process::{self, Snapshot};
 
 /// Connects under way at once: below any listener's queue.
 const CONNECTING_MAX: u32 = 64;
@@ -43,6 +43,8 @@ pub(super) struct Load {
     pub(super) after: Option<Snapshot>,
     pub(super) cpu_before_ns: u64,
     pub(super) busy_ns: u64,
+    pub(super) wait_before_ns: u64,
+    pub(super) wait_ns: u64,
     pub(super) backend_before: Counts,
 }
 
@@ -68,6 +70,8 @@ impl Rig {
             after: None,
             cpu_before_ns: 0,
             busy_ns: 0,
+            wait_before_ns: 0,
+            wait_ns: 0,
             backend_before: self.backend.counts.clone(),
         });
     }
@@ -316,8 +320,14 @@ impl Rig {
             load.before = Some(probe()?);
         }
         load.cpu_before_ns = clock::thread_cpu_ns();
+        load.wait_before_ns = process::own_wait_ns();
         self.idle_ns = 0;
-        load.tally.opened_ns = Some(clock::now_ns());
+        let now_ns = clock::now_ns();
+        load.tally.opened_ns = Some(now_ns);
+        // However late it opened, the window has its full length.
+        if let Some(schedule) = &mut load.schedule {
+            schedule.end_ns = now_ns + load.plan.window_ns;
+        }
         Ok(())
     }
 
@@ -329,6 +339,7 @@ impl Rig {
         } else {
             clock::thread_cpu_ns() - load.cpu_before_ns
         };
+        load.wait_ns = process::own_wait_ns().saturating_sub(load.wait_before_ns);
         if let Some(probe) = &mut load.plan.probe {
             load.after = Some(probe()?);
         }
@@ -380,6 +391,7 @@ impl Rig {
             lateness: tally.lateness.quantiles(),
             backend_lateness: tally.backend_lateness.quantiles(),
             generator_busy: load.busy_ns as f64 / window_ns.max(1) as f64,
+            generator_wait: load.wait_ns as f64 / window_ns.max(1) as f64,
             usage: load.after.zip(load.before).map(|(after, before)| after.since(&before)),
             backend: Counts {
                 connections: counts.connections - load.backend_before.connections,

@@ -215,8 +215,8 @@ impl Dispatcher {
         let Some(model) = model else { return catalog.unnamed.ok_or(Rejection::NoHealthyServer) };
         match catalog.models.get(model).copied().or(catalog.unlisted) {
             Some(group) => Ok(group),
-            // Some server has not answered yet and may serve it: a 404 would be a guess.
-            None if catalog.learning => Err(Rejection::NoHealthyServer),
+            // Some server has not answered yet, or none is there to ask: a 404 would be a guess.
+            None if catalog.learning || !self.routable() => Err(Rejection::NoHealthyServer),
             None => Err(Rejection::ModelNotFound),
         }
     }

@@ -7,6 +7,8 @@
 //! [`CONNECTION_OPTIONS_MAX`] names besides its own words, so that names times fields stays small.
 //! *Source*: RFC 9110 sections 5, 7.6.1, 10.1.
 
+use std::ops::Range;
+
 /// Names that the `Connection` fields of one head may nominate; more is refused.
 pub const CONNECTION_OPTIONS_MAX: usize = 32;
 
@@ -86,38 +88,38 @@ pub struct Field {
 
 /// The kind of a field called `name` (not empty; token bytes only). `router_prefix` may be empty: then nothing is
 /// [`FieldKind::RouterOwn`].
-#[inline]
+#[inline(always)]
 pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
-    let kind = match name.len() {
-        2 if is(name, b"te") => FieldKind::Te,
-        4 if is(name, b"host") => FieldKind::Host,
-        6 if is(name, b"expect") => FieldKind::Expect,
-        7 if is(name, b"trailer") => FieldKind::Trailer,
-        7 if is(name, b"upgrade") => FieldKind::Upgrade,
-        9 if is(name, b"x-api-key") => FieldKind::XApiKey,
-        10 if is(name, b"connection") => FieldKind::Connection,
-        10 if is(name, b"keep-alive") => FieldKind::KeepAlive,
-        12 if is(name, b"content-type") => FieldKind::ContentType,
-        13 if is(name, b"authorization") => FieldKind::Authorization,
-        14 if is(name, b"content-length") => FieldKind::ContentLength,
-        16 if is(name, b"content-encoding") => FieldKind::ContentEncoding,
-        17 if is(name, b"transfer-encoding") => FieldKind::TransferEncoding,
-        _ => FieldKind::Other,
-    };
-    if kind != FieldKind::Other {
-        return kind;
+    match name.len() {
+        2 if is(name, b"te") => return FieldKind::Te,
+        4 if is(name, b"host") => return FieldKind::Host,
+        6 if is(name, b"expect") => return FieldKind::Expect,
+        7 if is(name, b"trailer") => return FieldKind::Trailer,
+        7 if is(name, b"upgrade") => return FieldKind::Upgrade,
+        9 if is(name, b"x-api-key") => return FieldKind::XApiKey,
+        10 if is(name, b"connection") => return FieldKind::Connection,
+        10 if is(name, b"keep-alive") => return FieldKind::KeepAlive,
+        12 if is(name, b"content-type") => return FieldKind::ContentType,
+        12 if is(name, b"proxy-status") => return FieldKind::Other,
+        13 if is(name, b"authorization") => return FieldKind::Authorization,
+        14 if is(name, b"content-length") => return FieldKind::ContentLength,
+        16 if is(name, b"content-encoding") => return FieldKind::ContentEncoding,
+        17 if is(name, b"transfer-encoding") => return FieldKind::TransferEncoding,
+        _ => {}
     }
     if name[0] | 0x20 == b'p' && name.len() > 6 && is(&name[..6], b"proxy-") {
-        return if is(name, b"proxy-status") { FieldKind::Other } else { FieldKind::ProxyAny };
+        return FieldKind::ProxyAny;
     }
     if has_prefix(name, router_prefix) { FieldKind::RouterOwn } else { FieldKind::Other }
 }
+
+/// Bit 5 of each byte, which makes a capital a small letter.
+const FOLD: u64 = u64::from_ne_bytes([0x20; 8]);
 
 /// Whether `text` is `known` in any case. `known` holds lower-case letters, digits, `-` and `/`; `text` no control but
 /// HTAB: then setting bit 5 turns exactly its capitals into the letters of `known`, and nothing else into any of it.
 #[inline(always)]
 pub(super) fn is<const N: usize>(text: &[u8], known: &[u8; N]) -> bool {
-    const FOLD: u64 = u64::from_ne_bytes([0x20; 8]);
     let Ok(text) = <&[u8; N]>::try_from(text) else { return false };
     let mut different = 0;
     // Whole words; the last one overlaps the one before. `N` is known, so that this is one comparison for each.
@@ -151,8 +153,14 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> u64 {
 #[inline]
 pub(super) fn has_prefix(name: &[u8], router_prefix: &[u8]) -> bool {
     let n = router_prefix.len();
-    // Byte by byte: most names differ in the first or, with `X-`, in the third.
-    n > 0 && name.len() > n && name.iter().zip(router_prefix).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    if n == 0 || name.len() <= n {
+        return false;
+    }
+    // Many names begin with `x-` as the prefix does: a whole word tells them apart at once.
+    if n >= 8 && (word::<8>(name, 0) ^ word::<8>(router_prefix, 0)) & !FOLD != 0 {
+        return false;
+    }
+    name[..n].eq_ignore_ascii_case(router_prefix)
 }
 
 /// The `Connection` words that a router acts on itself.
@@ -162,11 +170,15 @@ pub(super) struct ConnectionWords {
     pub keep_alive: bool,
 }
 
-/// Reads every `Connection` field and marks what they nominate.
-pub(super) fn apply_connection(buf: &[u8], fields: &mut [Field]) -> Result<ConnectionWords, &'static str> {
+/// Reads every `Connection` field, all of which are in `places`, and marks what they nominate.
+pub(super) fn apply_connection(
+    buf: &[u8],
+    places: Range<usize>,
+    fields: &mut [Field],
+) -> Result<ConnectionWords, &'static str> {
     let mut words = ConnectionWords::default();
     let mut names = 0;
-    for i in 0..fields.len() {
+    for i in places {
         if fields[i].kind != FieldKind::Connection {
             continue;
         }

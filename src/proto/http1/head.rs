@@ -273,8 +273,8 @@ fn read_request(
         return Err(Refusal::Head(HeadError::uri_too_long()));
     }
     take_target(line.method.of(buf), line.target.of(buf), head)?;
-    let (seen, end) = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields)?;
-    head.head_len = end;
+    let mut seen = Seen::default();
+    head.head_len = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields, &mut seen)?;
     Ok(finish_request(buf, &seen, head)?)
 }
 
@@ -319,8 +319,8 @@ fn read_response(
     head.status = line.status;
     head.minor = line.minor;
     head.reason = line.reason;
-    let (seen, end) = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields)?;
-    head.head_len = end;
+    let mut seen = Seen::default();
+    head.head_len = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields, &mut seen)?;
     finish_response(buf, &seen, method, head).map_err(Fault::Bad)
 }
 
@@ -357,7 +357,7 @@ fn take_target(method: &[u8], target: &[u8], head: &mut RequestHead) -> Result<(
 
 /// Host and port, without user information. Tells what could not be one; does not resolve anything.
 fn is_authority(host: &[u8]) -> bool {
-    host.iter().all(|&b| field::is_authority_byte(b))
+    lines::find(host, 0, |b| !field::is_authority_byte(b)) == host.len()
 }
 
 /// What the fields say together: framing, connection, Host, Expect.
@@ -418,7 +418,7 @@ fn connection(buf: &[u8], seen: &Seen, fields: &mut [Field]) -> Result<field::Co
     if !seen.has(FieldKind::Connection) {
         return Ok(field::ConnectionWords::default());
     }
-    field::apply_connection(buf, fields)
+    field::apply_connection(buf, seen.places(FieldKind::Connection, fields), fields)
 }
 
 /// RFC 9112 section 9.3: 1.1 stays unless it says close, 1.0 goes unless it says keep-alive.

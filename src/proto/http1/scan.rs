@@ -9,6 +9,7 @@
 
 use super::field::is_token_byte;
 use super::head::{HeadError, ResponseError};
+use super::lines::find;
 use crate::limits::TARGET_BYTES_MAX;
 
 /// Longest method name.
@@ -141,12 +142,14 @@ impl HeadScan {
             }
         }
         let line = &buf[self.start as usize..];
-        let Some(end) = line.iter().take(METHOD_BYTES_MAX + 1).position(|&b| !is_token_byte(b)) else {
+        let begin = &line[..line.len().min(METHOD_BYTES_MAX + 1)];
+        let end = find(begin, 0, |b| !is_token_byte(b));
+        if end == begin.len() {
             if line.len() > METHOD_BYTES_MAX {
                 return Err(HeadError::bad("method is longer than 32 bytes"));
             }
             return Ok(false);
-        };
+        }
         if end == 0 || line[end] != b' ' {
             return Err(HeadError::bad("not an HTTP request line; expected a method followed by one space"));
         }

@@ -33,7 +33,8 @@ use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Decision, Outcome, Placement};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
-    Credentials, FieldKind, Framing, HeadScan, Parse, RequestRewrite, encode_request, parse_response,
+    Credentials, FieldKind, Framing, HeadLimits, HeadScan, Parse, RequestRewrite, encode_request,
+    parse_response,
 };
 use crate::proto::ids::{BackendId, GroupId};
 use crate::proto::message::{Tried, UpstreamFault};
@@ -288,11 +289,12 @@ async fn attempt(
     upstream.sent_now = (tx.len() + tail.len()) as u64;
     let deadline =
         (shard.deadline(shard.limits.response_head_timeout_ms), upstream.socket.fd(), Action::ShutBoth);
-    let read = upstream.socket.read_more(shard.buffers.take(MEDIUM_BYTES));
+    let rx = shard.buffers.take(MEDIUM_BYTES);
     let lent = tail.clone();
     let both = match tail.is_empty() {
         true => {
             let timer = client.timer.handle();
+            let read = upstream.socket.read_more(rx);
             client
                 .watch(lazy_both(&mut desk.request, &upstream.socket, tx, read, timer, deadline, shard.now()))
                 .await
@@ -302,7 +304,7 @@ async fn attempt(
             let (inbox, used) = client.lend();
             let range = used + tail.start..used + tail.end;
             let write = write_two(upstream.socket.clone(), tx, inbox, range);
-            let done = client.watch(both(write, read)).await;
+            let done = client.watch(both(write, &upstream.socket, rx, desk, &shard.limits.head)).await;
             done.map(|(write, read)| {
                 let write = write.map(|(result, tx, inbox)| {
                     client.restore(inbox, used);
@@ -427,12 +429,15 @@ async fn write_two(
 }
 
 /// Writes and reads at once: both are submitted together. Ends with the read; if that brought nothing, then only after
-/// the write has ended too, so that what it held comes back.
+/// the write has ended too, so that what it held comes back. Interim answers do not end it.
 async fn both<W>(
     write: impl Future<Output = W>,
-    read: impl Future<Output = Read<usize>>,
+    socket: &Socket,
+    rx: Vec<u8>,
+    desk: &mut Desk,
+    limits: &HeadLimits,
 ) -> (Option<W>, Read<usize>) {
-    let (mut write, mut read) = (pin!(write), pin!(read));
+    let (mut write, mut read) = (pin!(write), pin!(socket.read_more(rx)));
     let (mut written, mut got) = (None, None);
     std::future::poll_fn(|cx| {
         if written.is_none()
@@ -440,10 +445,15 @@ async fn both<W>(
         {
             written = Some(result);
         }
-        if got.is_none()
-            && let Poll::Ready(result) = read.as_mut().poll(cx)
+        while got.is_none()
+            && let Poll::Ready((result, mut rx)) = read.as_mut().poll(cx)
         {
-            got = Some(result);
+            match result {
+                Ok(n) if n > 0 && written.is_none() && only_interim(&mut rx, desk, limits) => {
+                    read.set(socket.read_more(rx));
+                }
+                result => got = Some((result, rx)),
+            }
         }
         match &got {
             Some((Ok(n), _)) if *n > 0 => Poll::Ready(()),
@@ -453,6 +463,21 @@ async fn both<W>(
     })
     .await;
     (written, got.expect("it ends with the read"))
+}
+
+/// Takes interim answers (1xx) off the front of `rx`. True: nothing else has come yet, so the answer has not begun.
+pub fn only_interim(rx: &mut Vec<u8>, desk: &mut Desk, limits: &HeadLimits) -> bool {
+    loop {
+        let mut scan = HeadScan::default();
+        match parse_response(rx, &mut scan, limits, desk.head.method, &mut desk.reply) {
+            Ok(Parse::Complete) if desk.reply.is_interim() => drop(rx.drain(..desk.reply.head_len)),
+            // `HTTP/1.1 1`: the first digit tells.
+            Ok(Parse::Partial) => {
+                return rx.len() < rx.capacity() && rx.get(9).is_none_or(|digit| *digit == b'1');
+            }
+            _ => return false,
+        }
+    }
 }
 
 /// As [`both`], for a request that fits the socket's buffer for certain, or nearly so: nobody waits for the write unless it

@@ -14,7 +14,7 @@ use super::forward::{Held, errno, failure};
 use super::intake::Intake;
 use super::reply::{self, Known};
 use super::session::{After, Desk, refuse};
-use super::upstream::Upstream;
+use super::upstream::{Kind, Upstream};
 use crate::clock::Nanos;
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
@@ -59,7 +59,8 @@ impl Exchange {
         }
         let upstream = self.upstream.take().expect("the server is done once");
         if self.sent && desk.reply.keep_alive && !surplus {
-            shard.upstreams.checkin(self.placement.backend, upstream, shard.now());
+            let kind = if desk.reply.is_event_stream { Kind::Stream } else { Kind::Plain };
+            shard.upstreams.checkin(self.placement.backend, upstream, kind, shard.now());
         }
     }
 

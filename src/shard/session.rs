@@ -23,6 +23,8 @@ use crate::proto::message::Phase;
 
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
 const REST_AFTER_MS: u64 = 1_000;
+/// So much of an unknown model's name is repeated to its caller.
+const MODEL_SHOWN_BYTES_MAX: usize = 256;
 /// About what a busy connection's box and its parts take.
 const BUSY_BYTES: usize = 4608;
 /// How long a refused client may pause in what it still sends, and how long it may go on sending, before it is cut off:
@@ -151,15 +153,25 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
     };
     let group = {
         let model = intake.model(client, desk);
-        shard.dispatcher.borrow().resolve(model.as_deref())
+        let group = shard.dispatcher.borrow().resolve(model.as_deref());
+        group.map_err(|rejection| (rejection, not_found(rejection, model.as_deref())))
     };
     match group {
         Ok(group) => {
             known.group = Some(group);
             forward::forward(client, desk, &mut intake, group, &mut known, api).await
         }
-        Err(rejection) => refuse(client, desk, &mut intake, rejection, None, &known, api).await,
+        Err((rejection, what)) => {
+            refuse(client, desk, &mut intake, rejection, what.as_deref(), &known, api).await
+        }
     }
+}
+
+/// Names the model that no server lists.
+fn not_found(rejection: Rejection, model: Option<&[u8]>) -> Option<String> {
+    let model = model.filter(|_| rejection == Rejection::ModelNotFound)?;
+    let shown = String::from_utf8_lossy(&model[..model.len().min(MODEL_SHOWN_BYTES_MAX)]);
+    Some(format!("no server serves the model `{shown}`; GET /v1/models lists those that are served"))
 }
 
 /// What came of waiting for a head.

@@ -11,10 +11,11 @@ use std::task::Poll;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::{Client, End};
 use super::deadline::Action;
-use super::forward::{Attempt, await_head, errno};
+use super::forward::{Attempt, await_head, errno, only_interim};
 use super::intake::{Intake, TOO_LARGE};
 use super::session::Desk;
 use super::socket::Outcome as Read;
+use super::state::Shard;
 use super::upstream::Upstream;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Framing, push_chunk_header, push_last_chunk};
@@ -39,18 +40,26 @@ pub async fn stream(
             Action::ShutBoth,
         );
         upstream.sent_now += out.len() as u64;
-        let written = client.watch(race(read.as_mut(), upstream.socket.write_all(out))).await;
-        let Ok(written) = written else {
-            upstream.socket.shutdown_both();
-            return Attempt::ClientGone;
-        };
-        match written {
-            Race::Read(got) => return answered(client, desk, upstream, got, false).await,
-            Race::Work((Ok(()), buf)) => out = buf,
-            Race::Work((Err(_), _)) => {
-                // The server has closed its side; it may have said why before that.
-                let got = read.await;
-                return answered(client, desk, upstream, got, false).await;
+        let mut write = pin!(upstream.socket.write_all(out));
+        loop {
+            let Ok(first) = client.watch(race(read.as_mut(), write.as_mut())).await else {
+                upstream.socket.shutdown_both();
+                return Attempt::ClientGone;
+            };
+            match first {
+                Race::Read(got) => match interim(got, desk, &shard) {
+                    Ok(rx) => read.set(upstream.socket.read_more(rx)),
+                    Err(got) => return answered(client, desk, upstream, got, false).await,
+                },
+                Race::Work((Ok(()), buf)) => {
+                    out = buf;
+                    break;
+                }
+                Race::Work((Err(_), _)) => {
+                    // The server has closed its side; it may have said why before that.
+                    let got = read.await;
+                    return answered(client, desk, upstream, got, false).await;
+                }
             }
         }
         out.clear();
@@ -60,13 +69,18 @@ pub async fn stream(
         if out.capacity() != LARGE_BYTES {
             shard.buffers.give(std::mem::replace(&mut out, shard.buffers.take(LARGE_BYTES)));
         }
-        let piece = next_piece(client, intake, &mut out);
-        match race(read.as_mut(), piece).await {
-            Race::Read(got) => return answered(client, desk, upstream, got, false).await,
-            Race::Work(Ok(())) => {}
-            Race::Work(Err(stop)) => {
-                upstream.socket.shutdown_both();
-                return stop;
+        loop {
+            // What has been appended stays in `out` when this is given up and begun again.
+            match race(read.as_mut(), next_piece(client, intake, &mut out)).await {
+                Race::Read(got) => match interim(got, desk, &shard) {
+                    Ok(rx) => read.set(upstream.socket.read_more(rx)),
+                    Err(got) => return answered(client, desk, upstream, got, false).await,
+                },
+                Race::Work(Ok(())) => break,
+                Race::Work(Err(stop)) => {
+                    upstream.socket.shutdown_both();
+                    return stop;
+                }
             }
         }
     }
@@ -82,6 +96,14 @@ pub async fn stream(
             upstream.socket.shutdown_both();
             Attempt::ClientGone
         }
+    }
+}
+
+/// What came is only the promise of an answer: back comes the buffer to read on into.
+fn interim((result, mut rx): Read<usize>, desk: &mut Desk, shard: &Shard) -> Result<Vec<u8>, Read<usize>> {
+    match result {
+        Ok(n) if n > 0 && only_interim(&mut rx, desk, &shard.limits.head) => Ok(rx),
+        result => Err((result, rx)),
     }
 }
 

@@ -25,6 +25,16 @@ const IDLE_NS_MAX: u64 = 60_000_000_000;
 /// A learnt idle limit grows fourfold each time this long passes without a close that confirms it: a restarting server
 /// closes everything at once, which says nothing about its limit.
 const FORGET_NS: u64 = 10_000_000_000;
+/// How long the first connections to a server are left alone after an answer, to see whether it closes them. A server
+/// that does so, and drains what arrives meanwhile, acknowledges a request that nobody will read: a connection to such a
+/// server must not be used again at all.
+const PROBATION_NS: u64 = 50_000_000;
+/// Connections kept that make a server trusted, and connections on probation at once, plain and streamed: the others are
+/// used meanwhile, so that a busy start does not connect anew for every request.
+const TRUSTED_AFTER: u32 = 3;
+const PENDING_MAX: [u32; 2] = [3, 16];
+/// A server's habit of closing is put to the test again after this long.
+const HABIT_NS: u64 = 60_000_000_000;
 /// Least learnt idle limit, so that growing gets anywhere.
 const LEARNT_NS_MIN: u64 = 1_000_000;
 
@@ -63,8 +73,30 @@ impl Upstream {
     }
 }
 
+/// What an answer was, as far as servers treat its connection differently afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Plain,
+    /// A stream of events. llama.cpp's server closes after each one, whatever it said about keeping the connection.
+    Stream,
+}
+
+/// What a server has been seen to do with connections after one kind of answer.
+#[derive(Clone, Copy, Default)]
+struct Habit {
+    /// Connections that were still open after [`PROBATION_NS`].
+    kept: u32,
+    /// When one was last found closed within that time.
+    closed_at: Option<Nanos>,
+    /// Connections on probation.
+    pending: u32,
+}
+
 struct Idle {
     upstream: Upstream,
+    kind: Kind,
+    /// Not to be used before [`PROBATION_NS`] have passed.
+    probation: bool,
     since: Nanos,
     /// Last time it was seen open.
     seen: Nanos,
@@ -77,9 +109,37 @@ struct Shelf {
     /// Learnt: the server has closed a connection that was idle for at most this long.
     idle_ns: Option<u64>,
     learnt_at: Nanos,
+    habits: [Habit; 2],
 }
 
 impl Shelf {
+    /// Whether a connection may be kept after an answer of `kind`, and on probation or not.
+    fn admits(&mut self, kind: Kind, now: Nanos) -> Option<bool> {
+        let habit = &mut self.habits[kind as usize];
+        match habit.closed_at {
+            Some(at) if now.since(at) < HABIT_NS => return None,
+            Some(_) => *habit = Habit { pending: habit.pending, ..Habit::default() },
+            None => {}
+        }
+        let probation = habit.kept < TRUSTED_AFTER && habit.pending < PENDING_MAX[kind as usize];
+        habit.pending += u32::from(probation);
+        Some(probation)
+    }
+
+    /// An idle connection leaves probation: it was found open, or closed, or is dropped.
+    fn judge(&mut self, idle: &mut Idle, open: Option<bool>, now: Nanos) {
+        if !std::mem::take(&mut idle.probation) {
+            return;
+        }
+        let habit = &mut self.habits[idle.kind as usize];
+        habit.pending -= 1;
+        match open {
+            Some(true) => habit.kept += 1,
+            Some(false) => (habit.kept, habit.closed_at) = (0, Some(now)),
+            None => {}
+        }
+    }
+
     fn limit_ns(&mut self, now: Nanos, named_ns: u64) -> u64 {
         if let Some(ns) = self.idle_ns
             && now.since(self.learnt_at) > FORGET_NS
@@ -90,6 +150,33 @@ impl Shelf {
         let learnt = self.idle_ns.unwrap_or(IDLE_NS_MAX);
         let named = if named_ns == 0 { IDLE_NS_MAX } else { named_ns };
         learnt.min(named) / 4 * 3
+    }
+
+    /// Looks whether an idle connection is still good, and learns from it.
+    fn look(&mut self, idle: &mut Idle, now: Nanos) -> bool {
+        let over = now.since(idle.since) >= PROBATION_NS;
+        match idle.upstream.socket.peek() {
+            Peek::Quiet => {
+                idle.seen = now;
+                if over {
+                    self.judge(idle, Some(true), now);
+                }
+                true
+            }
+            Peek::Closed if idle.probation => {
+                self.judge(idle, Some(false), now);
+                false
+            }
+            Peek::Closed => {
+                self.closed_by_server(now, idle);
+                false
+            }
+            // An answer nobody asked for belongs to no request: the connection is out of step.
+            Peek::Data => {
+                self.judge(idle, None, now);
+                false
+            }
+        }
     }
 
     fn closed_by_server(&mut self, now: Nanos, idle: &Idle) {
@@ -110,31 +197,37 @@ impl Upstreams {
     pub fn checkout(&self, backend: BackendId, now: Nanos) -> Option<Upstream> {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelves.get_mut(backend.index())?;
-        while let Some(idle) = shelf.idle.pop() {
-            if now.since(idle.since) > shelf.limit_ns(now, idle.upstream.idle_ns_named) {
+        let mut at = shelf.idle.len();
+        while at > 0 {
+            at -= 1;
+            let idle = &shelf.idle[at];
+            let idle_ns = now.since(idle.since);
+            if idle.probation && idle_ns < PROBATION_NS {
                 continue;
             }
-            if now.since(idle.since) < LOOK_AFTER_NS {
-                return Some(idle.upstream);
+            let mut idle = shelf.idle.remove(at);
+            if idle_ns > shelf.limit_ns(now, idle.upstream.idle_ns_named) {
+                shelf.judge(&mut idle, None, now);
+                continue;
             }
-            match idle.upstream.socket.peek() {
-                Peek::Quiet => return Some(idle.upstream),
-                Peek::Closed => shelf.closed_by_server(now, &idle),
-                // An answer nobody asked for belongs to no request: the connection is out of step.
-                Peek::Data => {}
+            if idle_ns < LOOK_AFTER_NS || shelf.look(&mut idle, now) {
+                return Some(idle.upstream);
             }
         }
         None
     }
 
     /// Puts a connection back whose exchange is complete, both ways.
-    pub fn checkin(&self, backend: BackendId, mut upstream: Upstream, now: Nanos) {
+    pub fn checkin(&self, backend: BackendId, mut upstream: Upstream, kind: Kind, now: Nanos) {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelf(&mut shelves, backend);
-        if shelf.idle.len() < IDLE_MAX && upstream.generation == shelf.generation {
+        if shelf.idle.len() >= IDLE_MAX || upstream.generation != shelf.generation {
+            return;
+        }
+        if let Some(probation) = shelf.admits(kind, now) {
             upstream.reused = true;
             upstream.sent_before += std::mem::take(&mut upstream.sent_now);
-            shelf.idle.push(Idle { upstream, since: now, seen: now });
+            shelf.idle.push(Idle { upstream, kind, probation, since: now, seen: now });
         }
     }
 
@@ -144,15 +237,9 @@ impl Upstreams {
             let mut kept = Vec::with_capacity(shelf.idle.len());
             for mut idle in std::mem::take(&mut shelf.idle) {
                 if now.since(idle.since) > shelf.limit_ns(now, idle.upstream.idle_ns_named) {
-                    continue;
-                }
-                match idle.upstream.socket.peek() {
-                    Peek::Quiet => {
-                        idle.seen = now;
-                        kept.push(idle);
-                    }
-                    Peek::Closed => shelf.closed_by_server(now, &idle),
-                    Peek::Data => {}
+                    shelf.judge(&mut idle, None, now);
+                } else if shelf.look(&mut idle, now) {
+                    kept.push(idle);
                 }
             }
             shelf.idle = kept;

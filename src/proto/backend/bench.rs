@@ -55,7 +55,7 @@ impl Verdict {
         let ms = doubled.unwrap_or(u64::MAX).min(rules.ms_max);
         let verdict = Verdict {
             until: now.plus_ms(ms),
-            judged: now,
+            judged: Nanos(now.0.max(self.judged.0 + 1)),
             level: self.level.saturating_add(1),
             by: Some(by),
         };

@@ -16,7 +16,9 @@ impl Dispatcher {
         let row = self.table.row_mut(backend);
         row.failures = 0;
         if row.verdict.level > 0 {
-            let verdict = Verdict::cleared(now, self.me);
+            // Later than the one it clears, also within one reading of the clock.
+            let judged = Nanos(now.0.max(row.verdict.judged.0 + 1));
+            let verdict = Verdict::cleared(judged, self.me);
             if row.verdict.benched(now) {
                 self.events.push_back(Event::Unbenched { backend });
                 self.benched_here.retain(|b| *b != backend);

@@ -22,7 +22,7 @@ pub enum Action {
     ShutRead,
     /// The connection ends.
     ShutBoth,
-    /// The task is woken ([`Timer::poll_woken`]).
+    /// The task is woken ([`TimerHandle::poll_woken`]).
     Wake,
 }
 
@@ -164,14 +164,14 @@ impl TimerHandle {
         (slot.fd, slot.action, slot.fired, slot.woken, slot.idle) = (fd, action, false, false, false);
     }
 
-    /// As [`Timer::arm`], for a connection between requests.
+    /// As [`TimerHandle::arm`], for a connection between requests.
     pub fn arm_idle(&self, at: Nanos, fd: RawFd, action: Action) {
         self.cap(Nanos::NEVER);
         self.arm(at, fd, action);
         self.deadlines.slots.borrow_mut().slots[self.index as usize].idle = true;
     }
 
-    /// From now until the next [`Timer::arm_idle`], no deadline is later than `at`.
+    /// From now until the next [`TimerHandle::arm_idle`], no deadline is later than `at`.
     pub fn cap(&self, at: Nanos) {
         self.deadlines.slots.borrow_mut().slots[self.index as usize].cap = at;
     }

@@ -429,3 +429,48 @@ fn a_connect_that_hangs_goes_elsewhere() {
     }
     assert_eq!(engine.request_count(), 4);
 }
+
+/// A server that says it keeps the connection after a stream, closes it a moment later all the same, and goes on reading:
+/// what arrives meanwhile is acknowledged and thrown away, so it cannot be sent again. llama.cpp's server does this. Streams
+/// one behind the other must all be answered.
+#[test]
+fn streams_back_to_back_outlive_a_server_that_closes_and_drains() {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener};
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serve = move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let Ok(mut stream) = stream else { return };
+            std::thread::spawn(move || {
+                let (mut seen, mut piece) = (Vec::new(), [0; 4096]);
+                while !seen.ends_with(b"!") && !seen.starts_with(b"GET ") {
+                    match stream.read(&mut piece) {
+                        Ok(n) if n > 0 => seen.extend_from_slice(&piece[..n]),
+                        _ => return,
+                    }
+                }
+                if seen.starts_with(b"GET ") {
+                    let status = if seen.starts_with(b"GET /health") { "200 OK" } else { "404 Not Found" };
+                    let head = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                    let _ = stream.write_all(head.as_bytes());
+                    return;
+                }
+                let answer = b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nContent-Type: text/event-stream\r\n\
+                    Transfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n";
+                stream.write_all(answer).unwrap();
+                pause(Duration::from_millis(number as u64 % 4));
+                stream.shutdown(Shutdown::Write).unwrap();
+                while stream.read(&mut piece).is_ok_and(|n| n > 0) {}
+            });
+        }
+    };
+    std::thread::spawn(serve);
+    let router = Setup::new().server_at("closes", &url, &[]).start();
+    let mut client = router.client();
+    for number in 0..60 {
+        let response = client.post(CHAT, b"{\"stream\":true}  !");
+        assert_eq!((response.status, response.text().as_str()), (200, "data: 1\n\n"), "stream {number}");
+    }
+}

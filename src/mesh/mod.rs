@@ -12,7 +12,7 @@
 //! urgent message leads to an eventfd write.
 //! *Bound and cost*: an empty poll is one load per ring (about 0.5 ns, no cross-core write), a push about 3 ns to a busy
 //! peer; the eventfd write about 7 µs, paid only for sleepers. Rings are
-//! [`MESH_RING_SLOTS`](crate::limits::MESH_RING_SLOTS) × 64 bytes for each ordered pair.
+//! [`MESH_RING_SLOTS`] × 64 bytes for each ordered pair.
 //! *Errors*: only [`build`] can fail. An eventfd write cannot fail short of a programming error and is asserted.
 
 mod wake;

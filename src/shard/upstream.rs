@@ -25,14 +25,12 @@ const IDLE_NS_MAX: u64 = 60_000_000_000;
 /// A learnt idle limit grows fourfold each time this long passes without a close that confirms it: a restarting server
 /// closes everything at once, which says nothing about its limit.
 const FORGET_NS: u64 = 10_000_000_000;
-/// How long the first connections to a server are left alone after an answer, to see whether it closes them. A server
-/// that does so, and drains what arrives meanwhile, acknowledges a request that nobody will read: a connection to such a
-/// server must not be used again at all.
+/// How long the first connections to a server are left alone after a streamed answer, to see whether it closes them. A
+/// server that does so, and drains what arrives meanwhile, acknowledges a request that nobody will read: a connection to such
+/// a server must not be used again at all. (Plain answers' connections are used at once: no server met so far does it there.)
 const PROBATION_NS: u64 = 50_000_000;
-/// Connections kept that make a server trusted, and connections on probation at once, plain and streamed: the others are
-/// used meanwhile, so that a busy start does not connect anew for every request.
+/// Connections kept that make a server trusted with streams.
 const TRUSTED_AFTER: u32 = 3;
-const PENDING_MAX: [u32; 2] = [3, 16];
 /// A server's habit of closing is put to the test again after this long.
 const HABIT_NS: u64 = 60_000_000_000;
 /// Least learnt idle limit, so that growing gets anywhere.
@@ -81,20 +79,17 @@ pub enum Kind {
     Stream,
 }
 
-/// What a server has been seen to do with connections after one kind of answer.
+/// What a server has been seen to do with connections after streams.
 #[derive(Clone, Copy, Default)]
 struct Habit {
     /// Connections that were still open after [`PROBATION_NS`].
     kept: u32,
     /// When one was last found closed within that time.
     closed_at: Option<Nanos>,
-    /// Connections on probation.
-    pending: u32,
 }
 
 struct Idle {
     upstream: Upstream,
-    kind: Kind,
     /// Not to be used before [`PROBATION_NS`] have passed.
     probation: bool,
     since: Nanos,
@@ -109,21 +104,22 @@ struct Shelf {
     /// Learnt: the server has closed a connection that was idle for at most this long.
     idle_ns: Option<u64>,
     learnt_at: Nanos,
-    habits: [Habit; 2],
+    streams: Habit,
 }
 
 impl Shelf {
     /// Whether a connection may be kept after an answer of `kind`, and on probation or not.
     fn admits(&mut self, kind: Kind, now: Nanos) -> Option<bool> {
-        let habit = &mut self.habits[kind as usize];
+        if kind == Kind::Plain {
+            return Some(false);
+        }
+        let habit = &mut self.streams;
         match habit.closed_at {
             Some(at) if now.since(at) < HABIT_NS => return None,
-            Some(_) => *habit = Habit { pending: habit.pending, ..Habit::default() },
+            Some(_) => *habit = Habit::default(),
             None => {}
         }
-        let probation = habit.kept < TRUSTED_AFTER && habit.pending < PENDING_MAX[kind as usize];
-        habit.pending += u32::from(probation);
-        Some(probation)
+        Some(habit.kept < TRUSTED_AFTER)
     }
 
     /// An idle connection leaves probation: it was found open, or closed, or is dropped.
@@ -131,8 +127,7 @@ impl Shelf {
         if !std::mem::take(&mut idle.probation) {
             return;
         }
-        let habit = &mut self.habits[idle.kind as usize];
-        habit.pending -= 1;
+        let habit = &mut self.streams;
         match open {
             Some(true) => habit.kept += 1,
             Some(false) => (habit.kept, habit.closed_at) = (0, Some(now)),
@@ -227,7 +222,7 @@ impl Upstreams {
         if let Some(probation) = shelf.admits(kind, now) {
             upstream.reused = true;
             upstream.sent_before += std::mem::take(&mut upstream.sent_now);
-            shelf.idle.push(Idle { upstream, kind, probation, since: now, seen: now });
+            shelf.idle.push(Idle { upstream, probation, since: now, seen: now });
         }
     }
 

@@ -252,7 +252,21 @@ impl Client {
 
     /// Writes `out` without waiting for it. The one before must be settled.
     pub fn begin_write(&mut self, out: Vec<u8>) {
-        match self.writing.start(&self.socket, out) {
+        self.begin_write_from(out, 0);
+    }
+
+    /// As [`Client::begin_write`], but straight away as far as the kernel takes it: for pieces that come one at a time, where
+    /// there is nothing to send together with, and a completion would only wake the ring's next wait.
+    pub fn begin_write_now(&mut self, out: Vec<u8>) {
+        match self.socket.try_write(&out) {
+            Ok(n) if n == out.len() => self.written(true, out),
+            Ok(n) => self.begin_write_from(out, n),
+            Err(_) => self.written(false, out),
+        }
+    }
+
+    fn begin_write_from(&mut self, out: Vec<u8>, from: usize) {
+        match self.writing.start(&self.socket, out, from) {
             Some((result, out)) => self.written(result.is_ok(), out),
             None => self.unsettled(1),
         }

@@ -492,7 +492,7 @@ async fn lazy_both(
     now: Nanos,
 ) -> (Option<(Result<(), WriteError>, Vec<u8>)>, Read<usize>) {
     let mut read = pin!(read);
-    let mut written = write.start(socket, tx);
+    let mut written = write.start(socket, tx, 0);
     let nudge = now.plus_ms(NUDGE_MS);
     let mut eager = written.is_some() || deadline.0 <= nudge;
     match eager {

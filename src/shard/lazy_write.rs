@@ -21,7 +21,7 @@ pub const NUDGE_MS: u64 = 25;
 type Written = (Result<(), WriteError>, Vec<u8>);
 
 trait Restart {
-    fn start(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>);
+    fn start(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>, from: usize);
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Written>;
 }
 
@@ -33,13 +33,13 @@ struct Slot<M, F> {
 
 impl<M, F> Restart for Slot<M, F>
 where
-    M: Fn(&Socket, Vec<u8>) -> F,
+    M: Fn(&Socket, Vec<u8>, usize) -> F,
     F: Future<Output = Written>,
 {
-    fn start(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>) {
+    fn start(self: Pin<&mut Self>, socket: &Socket, buf: Vec<u8>, from: usize) {
         // SAFETY: `future` is structurally pinned: it is only ever polled in place or dropped in place by assignment.
         let this = unsafe { self.get_unchecked_mut() };
-        this.future = Some((this.make)(socket, buf));
+        this.future = Some((this.make)(socket, buf, from));
     }
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Written> {
@@ -63,7 +63,10 @@ pub struct LazyWrite {
 
 impl Default for LazyWrite {
     fn default() -> Self {
-        let make = |socket: &Socket, buf: Vec<u8>| socket.write_all(buf);
+        let make = |socket: &Socket, buf: Vec<u8>, from: usize| {
+            let range = from..buf.len();
+            socket.write(buf, range)
+        };
         LazyWrite { slot: Box::pin(Slot { make, future: None }), busy: false }
     }
 }
@@ -74,10 +77,10 @@ impl LazyWrite {
         self.busy
     }
 
-    /// Submits the whole of `buf`. `Some`: it has failed (or succeeded) at once.
-    pub fn start(&mut self, socket: &Socket, buf: Vec<u8>) -> Option<Written> {
+    /// Submits `buf[from..]`. `Some`: it has failed (or succeeded) at once.
+    pub fn start(&mut self, socket: &Socket, buf: Vec<u8>, from: usize) -> Option<Written> {
         debug_assert!(!self.busy, "one write at a time");
-        self.slot.as_mut().start(socket, buf);
+        self.slot.as_mut().start(socket, buf, from);
         match self.slot.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(written) => Some(written),
             Poll::Pending => {

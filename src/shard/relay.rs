@@ -201,8 +201,10 @@ pub async fn relay(
             return After::Gone;
         }
         let small = out.len() <= SMALL_WRITE_BYTES_MAX;
-        if !out.is_empty() {
-            client.begin_write(out);
+        match desk.reply.is_event_stream {
+            _ if out.is_empty() => {}
+            true => client.begin_write_now(out),
+            false => client.begin_write(out),
         }
         if !small && client.settle(shard.limits.between_bytes_timeout_ms).await.is_err() {
             if let Some(upstream) = &exchange.upstream {

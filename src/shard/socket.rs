@@ -103,6 +103,21 @@ impl Socket {
         }
     }
 
+    /// Writes what the kernel takes without waiting; 0 when it takes nothing just now.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: `bytes` is readable memory of the length given.
+        let n = unsafe {
+            libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        match n {
+            0.. => Ok(n as usize),
+            _ => match io::Error::last_os_error() {
+                e if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+                e => Err(e),
+            },
+        }
+    }
+
     /// Writes `buf[range]` whole, by the ring: the writes of one turn of the loop go out together, so that a peer that
     /// sleeps is woken once for all of them. (Sent one by one as they arise, the whole request costs 4 % more.)
     pub fn write(

@@ -18,7 +18,7 @@ use super::armed::ArmedPoll;
 use super::buffers::MEDIUM_BYTES;
 use super::deadline::{Action, Timer};
 use super::lazy_write::{LazyWrite, NUDGE_MS};
-use super::socket::{Hangup, Socket};
+use super::socket::{Hangup, Peek, Socket};
 use super::state::Shard;
 use crate::clock::Nanos;
 
@@ -248,6 +248,12 @@ impl Client {
             Hangup::Full => self.end = Some(End::Failed),
         }
         Poll::Ready(())
+    }
+
+    /// There are bytes of the client's that nobody has read: closing now would reset the connection and take what it has
+    /// not yet read with it.
+    pub fn is_sending(&self) -> bool {
+        self.end.is_none() && (!self.unread().is_empty() || self.socket.peek() == Peek::Data)
     }
 
     /// Writes `out` without waiting for it. The one before must be settled.

@@ -106,6 +106,8 @@ impl Deadlines {
         let all = &mut *all;
         for (at, slot) in all.at.iter_mut().zip(&mut all.slots) {
             if *at != Nanos::NEVER || slot.idle {
+                // Whoever waits must not take this for the other side's end.
+                (slot.fired, slot.woken) = (true, false);
                 shutdown(slot.fd, libc::SHUT_RDWR);
             }
         }

@@ -257,6 +257,8 @@ async fn attempt(
     let shard = client.shard.clone();
     let catalog = shard.catalog();
     let server = catalog.server(backend);
+    // The client has done its part; what was set for it must not strike while a server is connected to.
+    client.timer.clear();
     // A body that streams through cannot be sent twice, so it never goes where the server may just be closing.
     let idle = match may_reuse && intake.whole() {
         true => shard.upstreams.checkout(backend, shard.now()),
@@ -336,7 +338,7 @@ async fn attempt(
         result => {
             let orderly = result.is_ok();
             shard.buffers.give(rx);
-            match upstream.reused && untaken || upstream.unread(orderly) {
+            match upstream.reused && untaken || orderly && upstream.unread().await {
                 true => Attempt::Stale,
                 false => Attempt::Failed { fault: UpstreamFault::BeforeHead, errno: errno(&result) },
             }

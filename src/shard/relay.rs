@@ -242,7 +242,7 @@ pub async fn relay(
                 }
                 Err(_) => Some(UpstreamFault::Truncated),
             },
-            Ok(_) if reader.may_end() && !client.timer.fired() => {
+            Ok(_) if reader.may_end() && !client.timer.fired() && shard.phase.get() < Phase::Stopping => {
                 if mode == Mode::Chunks {
                     out.extend_from_slice(LAST_CHUNK);
                 }

@@ -91,8 +91,8 @@ async fn busy(mut client: Client) -> Option<Timer> {
         match after {
             After::Next => {}
             After::Rest => return Some(client.rest()),
-            After::Close => return None,
-            After::LingeringClose => {
+            After::Close if !client.is_sending() => return None,
+            After::Close | After::LingeringClose => {
                 lingering_close(&mut client).await;
                 return None;
             }

@@ -3,7 +3,7 @@
 //!
 //! *Invariant*: at most one read and one write are in flight on a socket at a time. A dropped read or write is not a
 //! cancelled one: the kernel keeps descriptor and buffer until its completion, which monoio sees to.
-//! *Cost*: one submission per read or write; `peek`, `acked` and `shutdown_*` are one system call each.
+//! *Cost*: one submission per read or write; `peek`, `progress` and `shutdown_*` are one system call each.
 
 use std::cell::UnsafeCell;
 use std::future::Future;
@@ -182,9 +182,8 @@ impl Socket {
         }
     }
 
-    /// Bytes of ours that the peer's kernel has acknowledged since the connection was made, as far as TCP tells.
-    /// `None` on Unix sockets.
-    pub fn acked(&self) -> Option<u64> {
+    /// How far the connection has come, as TCP tells. `None` on Unix sockets.
+    pub fn progress(&self) -> Option<Progress> {
         const LEN: usize = std::mem::size_of::<TcpInfoHead>();
         let mut info = TcpInfoHead::default();
         let mut len = LEN as libc::socklen_t;
@@ -192,7 +191,8 @@ impl Socket {
         let result = unsafe {
             libc::getsockopt(self.fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &mut len)
         };
-        (result == 0 && len as usize == LEN).then_some(info.bytes_acked)
+        (result == 0 && len as usize == LEN)
+            .then_some(Progress { acked: info.bytes_acked, closed: info.bytes[0] == TCP_CLOSE })
     }
 
     /// No more reads: a waiting one ends as at the end of the stream. Writing goes on.
@@ -246,6 +246,18 @@ pub enum Hangup {
     Full,
 }
 
+/// See [`Socket::progress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of ours that the peer's kernel has acknowledged, the SYN counting as one.
+    pub acked: u64,
+    /// The connection is over both ways: after a FIN of the peer's, a reset came.
+    pub closed: bool,
+}
+
+/// `TCP_CLOSE` of the kernel's connection states (net/tcp_states.h).
+const TCP_CLOSE: u8 = 7;
+
 /// See [`Socket::peek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peek {
@@ -288,7 +300,7 @@ mod tests {
         let mut runtime =
             monoio::RuntimeBuilder::<monoio::LegacyDriver>::new().build().expect("an epoll runtime");
         client.set_nonblocking(true).unwrap();
-        let acked = runtime.block_on(async { Socket::new(OwnedFd::from(client)).unwrap().acked() });
-        assert_eq!(acked, Some(1001));
+        let progress = runtime.block_on(async { Socket::new(OwnedFd::from(client)).unwrap().progress() });
+        assert_eq!(progress, Some(Progress { acked: 1001, closed: false }));
     }
 }

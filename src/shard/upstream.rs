@@ -10,16 +10,16 @@
 //! *Bound*: [`IDLE_MAX`] idle connections per server and shard.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use super::socket::{Peek, Socket};
 use crate::clock::Nanos;
 use crate::proto::ids::BackendId;
 
+/// How long a server's kernel may take to say what became of a request: some round trips.
+const VERDICT_MS: u32 = 50;
 /// Idle connections kept per server and shard.
 pub const IDLE_MAX: usize = 256;
-/// A connection put back this recently is used without a look: looking costs as much as a short answer's whole parsing,
-/// and whether the server closes right now, no look can tell.
-const LOOK_AFTER_NS: u64 = 2_000_000;
 /// Idle connections are never kept longer than this, whatever the server allows.
 const IDLE_NS_MAX: u64 = 60_000_000_000;
 /// A learnt idle limit grows fourfold each time this long passes without a close that confirms it: a restarting server
@@ -57,17 +57,28 @@ impl Upstream {
         Upstream { socket, reused: false, generation, sent_before: 0, sent_now: 0, idle_ns_named: 0 }
     }
 
-    /// Whether it is certain that the server's process has read nothing of the present request, after the connection
-    /// ended without an answer. `closed_orderly`: it ended by the server's FIN, not by a reset.
+    /// Whether it is certain that the server's process has read nothing of the present request, after the connection ended
+    /// by the server's FIN without an answer.
     ///
-    /// Every FIN acknowledges all that the server's kernel had received. So after a FIN, "nothing of this request was
-    /// acknowledged" means that the server closed before the request arrived. A reset acknowledges nothing: the server
-    /// may have read the request within the delayed-acknowledgement time and then reset, so a reset proves nothing.
+    /// Every FIN acknowledges all that the server's kernel had received, so "nothing of this request is acknowledged" means
+    /// that the server had closed before the request arrived. It may have closed only its sending side, and read on: then its
+    /// kernel acknowledges the request when it arrives. If it has closed for good, its kernel answers the request with a reset.
+    /// So this waits for one of the two, for [`VERDICT_MS`] at most. (A reset without a FIN before it proves nothing: it
+    /// acknowledges nothing, and a server may read a request and reset before the delayed acknowledgement is due.)
     /// The SYN counts as one acknowledged byte.
-    pub fn unread(&self, closed_orderly: bool) -> bool {
-        self.reused
-            && closed_orderly
-            && self.socket.acked().is_some_and(|acked| acked.saturating_sub(1) <= self.sent_before)
+    pub async fn unread(&self) -> bool {
+        if !self.reused {
+            return false;
+        }
+        for _ in 0..VERDICT_MS {
+            match self.socket.progress() {
+                Some(progress) if progress.acked.saturating_sub(1) > self.sent_before => return false,
+                Some(progress) if progress.closed => return true,
+                Some(_) => monoio::time::sleep(Duration::from_millis(1)).await,
+                None => return false,
+            }
+        }
+        false
     }
 }
 
@@ -188,7 +199,7 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// A connection that was open a moment ago, if there is one. One system call per candidate that was idle for long.
+    /// A connection that was open a moment ago, if there is one. One system call per candidate.
     pub fn checkout(&self, backend: BackendId, now: Nanos) -> Option<Upstream> {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelves.get_mut(backend.index())?;
@@ -205,7 +216,7 @@ impl Upstreams {
                 shelf.judge(&mut idle, None, now);
                 continue;
             }
-            if idle_ns < LOOK_AFTER_NS || shelf.look(&mut idle, now) {
+            if shelf.look(&mut idle, now) {
                 return Some(idle.upstream);
             }
         }

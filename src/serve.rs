@@ -4,6 +4,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
+use std::time::Duration;
 
 use crate::cli::exit;
 use crate::clock::Clock;
@@ -19,6 +20,8 @@ use crate::runtime::Driver;
 use crate::shard::state::SessionLimits;
 use crate::shard::{self, ShardOptions, listener};
 
+/// How long a forced stop waits for the shards to tell the clients.
+const LAST_WORDS: Duration = Duration::from_millis(50);
 /// Stack of a shard's thread: its futures live on the heap.
 const STACK_BYTES: usize = 2 << 20;
 
@@ -102,8 +105,13 @@ fn start(settings: &Settings) -> Result<u8, String> {
         // A closed stdout concerns whoever closed it.
         let _ = writeln!(out, "{}\nready", lines.join("\n")).and_then(|()| out.flush());
     };
-    control::run(Options::new(settings), clock, control_port, catalog, admin, signals, ready)
-        .map_err(|e| format!("control thread: {e}"))
+    let code = control::run(Options::new(settings), clock, control_port, catalog, admin, signals, ready)
+        .map_err(|e| format!("control thread: {e}"))?;
+    if code == exit::FORCED {
+        // The shards have just been told to stop; what they cut shall still hear why.
+        thread::park_timeout(LAST_WORDS);
+    }
+    Ok(code)
 }
 
 fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> String {
@@ -122,7 +130,19 @@ fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> String {
 
 fn cores(cores: &Cores) -> Result<Vec<usize>, String> {
     match cores {
-        Cores::List(list) => Ok(list.clone()),
+        Cores::List(list) => {
+            let allowed = core_affinity::get_core_ids().unwrap_or_default();
+            match list.iter().find(|core| !allowed.iter().any(|one| one.id == **core)) {
+                Some(core) => {
+                    let allowed: Vec<_> = allowed.iter().map(|one| one.id.to_string()).collect();
+                    Err(format!(
+                        "core {core} (runtime.cores, --cores) is not one that this process may run on; those are {}",
+                        allowed.join(", ")
+                    ))
+                }
+                None => Ok(list.clone()),
+            }
+        }
         Cores::Allowed => {
             let allowed = core_affinity::get_core_ids().unwrap_or_default();
             if allowed.is_empty() {

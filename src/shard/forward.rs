@@ -37,7 +37,7 @@ use crate::proto::http1::{
     parse_response,
 };
 use crate::proto::ids::{BackendId, GroupId};
-use crate::proto::message::{Tried, UpstreamFault};
+use crate::proto::message::{Phase, Tried, UpstreamFault};
 
 /// Head and body up to this many bytes go out in one write; copying them is cheaper than a second one.
 const ONE_WRITE_BYTES_MAX: usize = 32 * 1024;
@@ -142,6 +142,11 @@ pub async fn forward(
             client.timer.clear();
         }
         match attempt {
+            // Cut by us: neither the server's doing nor the client's.
+            Attempt::Failed { .. } | Attempt::Unconnected { .. } if shard.phase.get() == Phase::Stopping => {
+                drop(held);
+                return refuse(client, desk, intake, Rejection::ShuttingDown, None, known, api).await;
+            }
             Attempt::Answered { upstream, rx, sent } => {
                 let exchange = relay::Exchange::new(held, upstream, placement, group, sent, arrived);
                 return relay::relay(client, desk, intake, rx, exchange, known, api).await;

@@ -18,6 +18,7 @@ use super::upstream::{Kind, Upstream};
 use crate::clock::Nanos;
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
+use crate::proto::error::Rejection;
 use crate::proto::http1::{
     BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
     encode_response, push_chunk_header,
@@ -253,7 +254,9 @@ pub async fn relay(
             _ => Some(UpstreamFault::Truncated),
         };
         if let Some(fault) = ended {
-            shard.fault(backend, fault, errno(&result));
+            if shard.phase.get() < Phase::Stopping {
+                shard.fault(backend, fault, errno(&result));
+            }
             let open = between_events && reader.between_pieces() && framing == Framing::Chunked;
             let fault = open.then_some(fault);
             return Box::pin(broken_off(client, desk, exchange, fault, framing, api)).await;
@@ -334,7 +337,10 @@ async fn broken_off(
         return After::Close;
     }
     if let Some(fault) = fault.filter(|_| desk.reply.is_event_stream) {
-        let (rejection, what) = failure(&shard, backend, fault);
+        let (rejection, what) = match shard.phase.get() {
+            Phase::Stopping => (Rejection::ShuttingDown, None),
+            _ => failure(&shard, backend, fault),
+        };
         let mut event = match api {
             Api::OpenAi => b"data: ".to_vec(),
             Api::Anthropic => b"event: error\ndata: ".to_vec(),

@@ -335,7 +335,10 @@ impl Shard {
                         self.deadlines.close_idle();
                         self.acceptors.borrow_mut().drain(..).for_each(Waker::wake);
                     }
-                    Phase::Stopping => self.deadlines.close_all(),
+                    Phase::Stopping => {
+                        self.refuse_waiting(now);
+                        self.deadlines.close_all();
+                    }
                     Phase::Serving | Phase::Settling => {}
                 }
             }
@@ -345,6 +348,16 @@ impl Shard {
             }
         }
         self.dispatcher.borrow_mut().handle_update(now, &update);
+    }
+
+    /// Whoever waits for a server hears that there will be none.
+    fn refuse_waiting(&self, now: Nanos) {
+        let tickets: Vec<Ticket> = self.waits.borrow().keys().copied().collect();
+        for ticket in tickets {
+            if self.dispatcher.borrow_mut().handle_withdraw(now, ticket) {
+                self.settle(ticket, Err(Rejection::ShuttingDown));
+            }
+        }
     }
 
     fn report(&self, now: Nanos, number: u64) -> ShardReport {

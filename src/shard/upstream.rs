@@ -20,6 +20,9 @@ use crate::proto::ids::BackendId;
 const VERDICT_MS: u32 = 50;
 /// Idle connections kept per server and shard.
 pub const IDLE_MAX: usize = 256;
+/// A connection put back this recently is used without a look. What a server sends or does right behind its answer may still
+/// be on its way then, so that a look would not show it, and looking costs a fiftieth of a whole request.
+const LOOK_AFTER_NS: u64 = 100_000;
 /// Idle connections are never kept longer than this, whatever the server allows.
 const IDLE_NS_MAX: u64 = 60_000_000_000;
 /// A learnt idle limit grows fourfold each time this long passes without a close that confirms it: a restarting server
@@ -199,7 +202,8 @@ pub struct Upstreams {
 }
 
 impl Upstreams {
-    /// A connection that was open a moment ago, if there is one. One system call per candidate.
+    /// A connection that was open a moment ago, if there is one. One system call per candidate that was idle for more
+    /// than a moment.
     pub fn checkout(&self, backend: BackendId, now: Nanos) -> Option<Upstream> {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelves.get_mut(backend.index())?;
@@ -216,7 +220,7 @@ impl Upstreams {
                 shelf.judge(&mut idle, None, now);
                 continue;
             }
-            if shelf.look(&mut idle, now) {
+            if idle_ns < LOOK_AFTER_NS || shelf.look(&mut idle, now) {
                 return Some(idle.upstream);
             }
         }

@@ -312,7 +312,7 @@ fn an_interim_answer_does_not_end_an_upload() {
     });
     let router = Setup::new().server_at("a", &url, &["max_concurrency = 0", "models = [\"m\"]"]).start();
     std::thread::scope(|scope| {
-        for number in 0..INTERIM.len() {
+        for (number, interim) in INTERIM.iter().enumerate() {
             for size in [100_000, 900_000, 6 << 20] {
                 let router = &router;
                 scope.spawn(move || {
@@ -323,7 +323,7 @@ fn an_interim_answer_does_not_end_an_upload() {
                         (response.status, response.text()),
                         (200, format!("{size} true")),
                         "{:?}, {size} bytes",
-                        String::from_utf8_lossy(INTERIM[number])
+                        String::from_utf8_lossy(interim)
                     );
                 });
             }

@@ -238,6 +238,38 @@ fn a_pipelined_request_has_its_own_total_time() {
     }
 }
 
+/// The same where the second request had begun to come when the first was answered, and its rest comes after the first
+/// one's time would have been over: in its head, and in its body.
+#[test]
+fn a_request_begun_early_has_its_own_total_time() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        let slow = exchange.request.target == "/slow";
+        exchange.pause(ms(if slow { 500 } else { 0 }));
+        exchange.reply_ok()
+    });
+    let router =
+        Setup::new().limit("total_timeout_ms = 800").server("a", &engine, &["max_concurrency = 0"]).start();
+    let (slow, next) = (request("POST", "/slow", &[], b"{}"), request("POST", "/next", &[], b"{}"));
+    std::thread::scope(|scope| {
+        for (what, cut) in [("in its head", 20), ("in its body", next.len() - 1)] {
+            let (router, slow, next) = (&router, &slow, &next);
+            scope.spawn(move || {
+                let mut client = router.client();
+                let start = now();
+                client.send(&[slow, &next[..cut]].concat());
+                assert_eq!(client.response().status, 200);
+                pause(ms(950).saturating_sub(start.elapsed()));
+                client.send(&next[cut..]);
+                let response = client.response();
+                assert_eq!(response.status, 200, "cut {what}: {}", response.text());
+                assert!(response.keeps);
+            });
+        }
+    });
+    assert_eq!(engine.request_count(), 4);
+}
+
 /// An answer that is the last on its connection arrives whole at a client that has sent on behind its request, more than
 /// was read: closing over unread bytes would reset the connection and take the answer with it.
 #[test]

@@ -2,6 +2,10 @@
 
 mod support;
 
+use std::io::Write;
+use std::os::fd::AsRawFd;
+
+use support::wire::{Socket, Wire};
 use support::*;
 
 /// A router in front of one engine that answers everything with 200.
@@ -245,5 +249,147 @@ fn a9_compressed_bodies_pass_untouched() {
             assert_bytes(&seen.body, &body, &format!("{coding:?} at {path}"));
             assert_eq!(one.request_count() + two.request_count(), before.0 + before.1 + 1);
         }
+    }
+}
+
+/// A server whose sockets take little, so that what it does not read stays with the sender. `serve` is given each request
+/// after its head. Returns its URL; it listens until the process ends.
+fn narrow_server(serve: impl Fn(&mut Wire, &Head) + Send + Sync + 'static) -> String {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(8192).unwrap();
+    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(64).unwrap();
+    let listener = std::net::TcpListener::from(socket);
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serve = std::sync::Arc::new(serve);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let serve = std::sync::Arc::clone(&serve);
+            std::thread::spawn(move || {
+                let mut wire = Wire::new(Socket::Tcp(stream));
+                while let Ok(head) = wire.head(now() + seconds(60)) {
+                    if !head.start.starts_with("GET /health ") {
+                        return serve(&mut wire, &head);
+                    }
+                    let healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+                    if wire.socket.write_all(healthy).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+/// An interim answer that comes while the body is still on its way is no answer: the upload goes on to its end, whether the
+/// body was in hand or streams through, and the client gets the final one.
+#[test]
+fn an_interim_answer_does_not_end_an_upload() {
+    const INTERIM: [&[u8]; 3] = [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 102 Processing\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n",
+    ];
+    let url = narrow_server(|wire, head| {
+        let number: usize =
+            head.start.split(['/', ' ']).nth(2).and_then(|n| n.parse().ok()).expect("a number");
+        wire.socket.write_all(INTERIM[number]).expect("the router listens");
+        // The rest of the body stays with the router meanwhile.
+        pause(ms(200));
+        if let Socket::Tcp(stream) = &wire.socket {
+            socket2::SockRef::from(stream).set_recv_buffer_size(1 << 20).expect("an open socket");
+        }
+        let mut framing = head.declared_framing().expect("clean framing").expect("a body");
+        let mut body = Vec::new();
+        while let Ok(Some(piece)) = wire.piece(&mut framing, now() + seconds(5)) {
+            body.extend_from_slice(&piece);
+        }
+        let whole = body == pattern(0, body.len());
+        let text = format!("{} {whole}", body.len());
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+        let _ = wire.socket.write_all(answer.as_bytes());
+    });
+    let router = Setup::new().server_at("a", &url, &["max_concurrency = 0", "models = [\"m\"]"]).start();
+    std::thread::scope(|scope| {
+        for (number, interim) in INTERIM.iter().enumerate() {
+            for size in [100_000, 900_000, 6 << 20] {
+                let router = &router;
+                scope.spawn(move || {
+                    let mut client = router.client();
+                    client.send(&request("POST", &format!("/{number}"), &[], &pattern(0, size)));
+                    let response = client.response();
+                    assert_eq!(
+                        (response.status, response.text()),
+                        (200, format!("{size} true")),
+                        "{:?}, {size} bytes",
+                        String::from_utf8_lossy(interim)
+                    );
+                });
+            }
+        }
+    });
+    router.wait_metric("ringway_upstream_errors_total", &[], 0.0, seconds(1));
+    router.wait_idle(seconds(1));
+}
+
+/// Bytes that this side's kernel still holds: not sent, or not acknowledged.
+fn unsent_bytes(client: &Client) -> i32 {
+    let mut bytes = 0;
+    // SAFETY: the descriptor is open, and `bytes` is one int to write to.
+    let result = unsafe { libc::ioctl(client.wire.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    assert_eq!(result, 0, "TIOCOUTQ on an open socket");
+    bytes
+}
+
+/// A client that goes in the middle of a long upload, while the engine reads nothing of it, is missed all the same: its
+/// slot is free within 2 s, and the engine's connection ends before the body does.
+#[test]
+fn a_client_that_leaves_a_blocked_upload_frees_its_slot() {
+    let ends = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let gate = Gate::new();
+    let (seen, held) = (std::sync::Arc::clone(&ends), std::sync::Arc::clone(&gate));
+    let url = narrow_server(move |wire, head| {
+        held.pass(seconds(30));
+        let mut framing = head.declared_framing().expect("clean framing").expect("a body");
+        let end = loop {
+            match wire.piece(&mut framing, now() + seconds(2)) {
+                Ok(Some(_)) => {}
+                end => break end,
+            }
+        };
+        seen.lock().expect("no holder panics").push(end);
+    });
+    let router = Setup::new().server_at("a", &url, &["max_concurrency = 0", "models = [\"m\"]"]).start();
+    let sizes = [1_300_000, 2 << 20, 3 << 20, 64 << 20];
+    let body = pattern(0, 64 << 20);
+    for size in sizes {
+        let mut client = router.client();
+        if let Socket::Tcp(stream) = &client.wire.socket {
+            stream.set_write_timeout(Some(ms(400))).expect("an open socket");
+        }
+        let length = 100 << 20;
+        client
+            .send(format!("POST {CHAT} HTTP/1.1\r\nHost: r\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+        let through = client.try_send(&body[..size]).is_ok();
+        assert!(through || size == 64 << 20, "{size} bytes fit the sockets on the way");
+        assert!(!through || size < 64 << 20, "nobody reads, and yet {size} bytes went somewhere");
+        router.wait_metric("ringway_in_flight", &[("server", "a")], 1.0, seconds(2));
+        pause(ms(300));
+        // The end of a connection waits its turn behind the bytes before it; only a reset does not.
+        match unsent_bytes(&client) {
+            0 => drop(client),
+            _ => client.reset(),
+        }
+        router.wait_metric("ringway_in_flight", &[], 0.0, seconds(2));
+    }
+    router.wait_metric("ringway_client_aborts_total", &[], sizes.len() as f64, seconds(1));
+    gate.open();
+    let ends = eventually(seconds(5), "the engine's connections end", || {
+        let ends = ends.lock().expect("no holder panics").clone();
+        if ends.len() == sizes.len() { Ok(ends) } else { Err(format!("{ends:?}")) }
+    });
+    for end in ends {
+        assert!(matches!(end, Err(Fault::Eof { .. } | Fault::Reset)), "{end:?}");
     }
 }

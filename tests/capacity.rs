@@ -583,3 +583,40 @@ fn shares_follow_weights_over_four_shards() {
         assert!(count.abs_diff(want) <= 30, "{counts:?} instead of 300, 200, 100");
     }
 }
+
+/// The total time of a request runs while it waits for a server, too: when it is over, the request is refused there and
+/// then, and is never sent. All come at once and one server takes one of them, so that all run out together.
+#[test]
+fn the_total_time_runs_out_in_the_queue() {
+    const REQUESTS: usize = 12;
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_close(seconds(20));
+        Ok(Next::Close)
+    });
+    let router = Setup::new()
+        .limit("total_timeout_ms = 500")
+        .health("bench_after = 1000")
+        .server("a", &engine, &["max_concurrency = 1"])
+        .start();
+    let mut clients: Vec<_> = (0..REQUESTS).map(|_| router.client()).collect();
+    let start = now();
+    for client in &mut clients {
+        client.send(&request("POST", CHAT, &[], &chat("m", "x")));
+    }
+    for client in &mut clients {
+        client.response().assert_rejected(504, "upstream_timeout");
+    }
+    let took = start.elapsed();
+    assert!(took >= ms(490) && took < ms(1500), "after {took:?}");
+    router.wait_metric("ringway_queue_depth", &[], 0.0, seconds(1));
+    // A place that the first gives up a moment before the others' time is over may still be taken once or twice.
+    let sent = engine.request_count();
+    assert!((1..=3).contains(&sent), "{sent} of {REQUESTS} were sent");
+    router.wait_metric(
+        "ringway_rejections_total",
+        &[("reason", "upstream_timeout")],
+        REQUESTS as f64,
+        seconds(1),
+    );
+}

@@ -201,6 +201,112 @@ fn pipelined_requests_are_answered_in_order() {
     assert!(engine.requests().iter().all(|r| r.target != "/never"));
 }
 
+/// Each request has `total_timeout_ms` for itself: what the one before it on the connection took, or lost by it, is not
+/// held against it.
+#[test]
+fn a_pipelined_request_has_its_own_total_time() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        match exchange.request.target.as_str() {
+            "/silent" => {
+                exchange.wait_close(seconds(20));
+                Ok(Next::Close)
+            }
+            target => {
+                let text = target.to_owned();
+                exchange.pause(ms(400));
+                exchange.reply(200, &[], text.as_bytes())
+            }
+        }
+    });
+    let router = Setup::new()
+        .limit("total_timeout_ms = 600")
+        .health("bench_after = 1000")
+        .server("a", &engine, &[])
+        .start();
+    let mut client = router.client();
+    let targets = ["/one", "/two", "/three", "/silent", "/four", "/five"];
+    client.send(&targets.map(|target| request("POST", target, &[], b"{}")).concat());
+    for target in targets {
+        let response = client.response();
+        if target == "/silent" {
+            response.assert_rejected(504, "upstream_timeout");
+            assert!(response.keeps);
+        } else {
+            assert_eq!((response.status, response.text().as_str()), (200, target));
+        }
+    }
+}
+
+/// The same where the second request had begun to come when the first was answered, and its rest comes after the first
+/// one's time would have been over: in its head, and in its body.
+#[test]
+fn a_request_begun_early_has_its_own_total_time() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        let slow = exchange.request.target == "/slow";
+        exchange.pause(ms(if slow { 500 } else { 0 }));
+        exchange.reply_ok()
+    });
+    let router =
+        Setup::new().limit("total_timeout_ms = 800").server("a", &engine, &["max_concurrency = 0"]).start();
+    let (slow, next) = (request("POST", "/slow", &[], b"{}"), request("POST", "/next", &[], b"{}"));
+    std::thread::scope(|scope| {
+        for (what, cut) in [("in its head", 20), ("in its body", next.len() - 1)] {
+            let (router, slow, next) = (&router, &slow, &next);
+            scope.spawn(move || {
+                let mut client = router.client();
+                let start = now();
+                client.send(&[slow, &next[..cut]].concat());
+                assert_eq!(client.response().status, 200);
+                pause(ms(950).saturating_sub(start.elapsed()));
+                client.send(&next[cut..]);
+                let response = client.response();
+                assert_eq!(response.status, 200, "cut {what}: {}", response.text());
+                assert!(response.keeps);
+            });
+        }
+    });
+    assert_eq!(engine.request_count(), 4);
+}
+
+/// An answer that is the last on its connection arrives whole at a client that has sent on behind its request, more than
+/// was read: closing over unread bytes would reset the connection and take the answer with it.
+#[test]
+fn unread_surplus_does_not_cost_the_answer() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.pause(ms(200));
+        exchange.reply(200, &[], &pattern(0, 60_000))
+    });
+    let router = Setup::new().server("a", &engine, &["max_concurrency = 0"]).start();
+    let mut clients: Vec<_> = (0..10)
+        .map(|_| {
+            // Its kernel takes little of an answer that it does not read.
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.set_recv_buffer_size(8192).unwrap();
+            socket.connect(&router.http().into()).unwrap();
+            let stream = std::net::TcpStream::from(socket);
+            let limits = stream.try_clone().unwrap();
+            let wire = support::wire::Wire::new(support::wire::Socket::Tcp(stream));
+            limits.set_write_timeout(Some(ms(300))).unwrap();
+            let mut client = Client { wire, limit: seconds(10) };
+            client.send(&request("POST", CHAT, &[("Connection", "close")], b"{}"));
+            let _ = client.try_send(&request("POST", CHAT, &[], &pattern(0, 400_000)));
+            client
+        })
+        .collect();
+    engine.wait_requests(10);
+    pause(ms(500));
+    for client in &mut clients {
+        let response = client.response();
+        assert_eq!((response.status, response.keeps), (200, false));
+        assert_bytes(&response.body, &pattern(0, 60_000), "the answer");
+    }
+    assert_eq!(engine.request_count(), 10, "what came behind was not begun");
+    router.wait_idle(seconds(1));
+}
+
 /// An HTTP/1.0 client gets no chunks, and the end of its connection as the end of a body without a length.
 #[test]
 fn http_1_0_clients_are_served() {
@@ -384,5 +490,48 @@ fn every_way_to_end_an_answer_is_passed_on() {
             "{target}"
         );
     }
+    router.wait_metric("ringway_upstream_errors_total", &[], 0.0, seconds(1));
+}
+
+/// An answer that ends with the engine's connection ends whole however long after its last piece the engine closes: here
+/// when the router begins to care for what it wrote last.
+#[test]
+fn an_answer_until_close_is_whole_whenever_the_close_comes() {
+    const CLIENTS: usize = 20;
+    const EACH: usize = 15;
+    let dice = std::sync::Mutex::new(Dice::new(5));
+    let engine = Engine::start(move |exchange| {
+        exchange.read_body()?;
+        let mut answer = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
+        answer.extend_from_slice(&exchange.request.body);
+        exchange.leave();
+        exchange.raw(&answer)?;
+        let wait = 20_000 + dice.lock().expect("no holder panics").below(15_000);
+        exchange.pause(std::time::Duration::from_micros(wait));
+        Ok(Next::Close)
+    });
+    let router = Setup::new().server("a", &engine, &["max_concurrency = 0"]).start();
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let router = &router;
+            scope.spawn(move || {
+                let mut client = router.client();
+                for turn in 0..EACH {
+                    let body = chat("m", &format!("{number}.{turn}"));
+                    client.send(&request("POST", CHAT, &[], &body));
+                    match client.try_response() {
+                        Ok(response) => {
+                            assert_eq!(response.status, 200);
+                            assert_bytes(&response.body, &body, "the answer");
+                            assert!(response.keeps, "it came in chunks");
+                        }
+                        Err((fault, had)) => {
+                            panic!("cut after {} of {} bytes: {fault}", had.len(), body.len())
+                        }
+                    }
+                }
+            });
+        }
+    });
     router.wait_metric("ringway_upstream_errors_total", &[], 0.0, seconds(1));
 }

@@ -266,3 +266,44 @@ fn bytes_after_an_answer_never_reach_the_next_client() {
         assert_eq!(client.post("/next", b"{}").text(), "clean");
     }
 }
+
+/// The same when they come a moment after the answer, with the connection already put back for others: whoever asks next
+/// gets the answer to its own request.
+#[test]
+fn an_unasked_answer_that_comes_later_reaches_nobody() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    let unasked = Arc::new(AtomicUsize::new(0));
+    let said = Arc::clone(&unasked);
+    let engine = Engine::start(move |exchange| {
+        exchange.read_body()?;
+        let own = exchange.request.body.clone();
+        exchange.reply(200, &[], &own)?;
+        if own.starts_with(b"first") {
+            let start = now();
+            while start.elapsed() < std::time::Duration::from_micros(300) {
+                std::hint::spin_loop();
+            }
+            let result = exchange.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nunasked");
+            said.fetch_add(1, Ordering::SeqCst);
+            result?;
+        }
+        Ok(Next::Keep)
+    });
+    let router = one(&engine);
+    let (mut first, mut second) = (router.client(), router.client());
+    for number in 0..400 {
+        let body = format!("first {number}");
+        let response = first.post("/x", body.as_bytes());
+        assert_eq!((response.status, response.text()), (200, body));
+        eventually(seconds(5), "the engine has said more", || {
+            if unasked.load(Ordering::SeqCst) > number { Ok(()) } else { Err("not yet".into()) }
+        });
+        // From at once to long after.
+        pause(std::time::Duration::from_micros(number as u64 % 8 * 300));
+        let body = format!("second {number}");
+        let response = second.post("/x", body.as_bytes());
+        assert_eq!((response.status, response.text()), (200, body), "a stranger's answer");
+    }
+}

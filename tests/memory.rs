@@ -103,3 +103,55 @@ fn waiting_bodies_are_bounded() {
     assert_eq!(busy.response().status, 200);
     router.wait_idle(seconds(2));
 }
+
+/// A chunked body may be nearly all framing: chunks of one byte, each with 4 KB of extensions. What is read before a
+/// request is routed is bounded in bytes received, not only in bytes of content; so with 128 MiB received and the requests
+/// still open, the router holds little, and it serves them.
+#[test]
+fn chunk_extensions_do_not_fill_memory() {
+    const CONNECTIONS: usize = 4;
+    const CHUNKS: usize = 8000;
+    const CLASSIFY_BYTES_MAX: u64 = 1 << 20;
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        let text = exchange.request.body.len().to_string();
+        exchange.reply(200, &[], text.as_bytes())
+    });
+    let router = Setup::new()
+        .limit(&format!("classify_bytes_max = {CLASSIFY_BYTES_MAX}"))
+        .server("a", &engine, &["max_concurrency = 0"])
+        .start();
+    let head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let mut warm = router.client();
+    warm.send(&[head.as_slice(), b"1\r\nx\r\n0\r\n\r\n"].concat());
+    assert_eq!(warm.response().text(), "1");
+    let before = router.memory_bytes("VmRSS");
+    let pieces = [b"1;".as_slice(), &[b'a'; 4000], b"\r\nx\r\n"].concat().repeat(20);
+    let received = (CONNECTIONS * CHUNKS / 20 * pieces.len()) as u64;
+    let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| router.client()).collect();
+    std::thread::scope(|scope| {
+        for client in &mut clients {
+            let pieces = &pieces;
+            scope.spawn(move || {
+                client.send(head);
+                for _ in 0..CHUNKS / 20 {
+                    client.send(pieces);
+                }
+            });
+        }
+    });
+    // On the way up buffers are moved, and the allocator gives pages back late.
+    let peak = router.memory_bytes("VmHWM").saturating_sub(before);
+    assert!(peak < received / 2, "memory grew by {peak} bytes for {received} received");
+    let limit = 3 * CLASSIFY_BYTES_MAX * CONNECTIONS as u64;
+    eventually(seconds(5), "little is held", || {
+        let grown = router.memory_bytes("VmRSS").saturating_sub(before);
+        if grown < limit { Ok(()) } else { Err(format!("{grown} bytes, over {limit}")) }
+    });
+    router.wait_metric("ringway_in_flight", &[], CONNECTIONS as f64, seconds(1));
+    for client in &mut clients {
+        client.send(b"0\r\n\r\n");
+        let response = client.response();
+        assert_eq!((response.status, response.text()), (200, CHUNKS.to_string()));
+    }
+}

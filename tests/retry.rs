@@ -392,27 +392,41 @@ fn answers_of_4xx_bench_nobody() {
     );
 }
 
+/// A listener that never accepts, and clients that fill its queue: the kernel drops further connects.
+struct Hung {
+    url: String,
+    _listener: socket2::Socket,
+    _fillers: Vec<std::net::TcpStream>,
+}
+
+impl Hung {
+    fn at(address: std::net::SocketAddr) -> Hung {
+        let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        listener.set_reuse_address(true).unwrap();
+        listener.bind(&address.into()).unwrap();
+        listener.listen(0).unwrap();
+        let address = listener.local_addr().unwrap().as_socket().unwrap();
+        let mut fillers = Vec::new();
+        while let Ok(filler) = std::net::TcpStream::connect_timeout(&address, ms(200)) {
+            fillers.push(filler);
+            assert!(fillers.len() < 64, "the queue of the listener does not fill");
+        }
+        Hung { url: format!("http://{address}"), _listener: listener, _fillers: fillers }
+    }
+}
+
 /// An engine that accepts connections but never takes them (its backlog is full): after `connect_timeout_ms` the
 /// request goes to the other server.
 #[test]
 fn a_connect_that_hangs_goes_elsewhere() {
-    // A listener that never accepts, and clients that fill its queue: from then on the kernel drops connects.
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-    socket.listen(0).unwrap();
-    let address = socket.local_addr().unwrap().as_socket().unwrap();
-    let mut fillers = Vec::new();
-    while let Ok(filler) = std::net::TcpStream::connect_timeout(&address, ms(200)) {
-        fillers.push(filler);
-        assert!(fillers.len() < 64, "the queue of the listener does not fill");
-    }
+    let hung = Hung::at(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
     let engine = Engine::answering();
     let router = Setup::new()
         .limit("connect_timeout_ms = 300")
         // Its health cannot be seen either; so it must count as up for long enough.
         .health("interval_ms = 60000")
         .health("fall = 1000")
-        .server_at("hung", &format!("http://{address}"), &["models = [\"m\"]"])
+        .server_at("hung", &hung.url, &["models = [\"m\"]"])
         .server("there", &engine, &[])
         .start_unready();
     router.wait_up(&["there"]);
@@ -473,4 +487,172 @@ fn streams_back_to_back_outlive_a_server_that_closes_and_drains() {
         let response = client.post(CHAT, b"{\"stream\":true}  !");
         assert_eq!((response.status, response.text().as_str()), (200, "data: 1\n\n"), "stream {number}");
     }
+}
+
+/// The only server there is refuses connections: nothing was sent, so nothing was sent again, and neither the answer nor
+/// the metrics may say so.
+#[test]
+fn a_refused_connection_with_nowhere_else_to_go_is_no_retry() {
+    let mut engine = Engine::answering();
+    let router = Setup::new().health("interval_ms = 60000").server("a", &engine, &[]).start();
+    engine.stop();
+    for _ in 0..3 {
+        let response = router.post(CHAT, &chat("m", "x"));
+        assert_eq!(response.lifeboat("Retries"), None, "{}", response.head.text());
+        response.assert_rejected(502, "upstream_error");
+    }
+    router.wait_metric("ringway_upstream_errors_total", &[("kind", "connect")], 3.0, seconds(2));
+    router.wait_metric("ringway_retries_total", &[], 0.0, seconds(1));
+}
+
+/// A server that is down when the router starts is down from its first check on, however many it takes to bring one down
+/// that was up: no request is tried there.
+#[test]
+fn a_server_down_from_the_start_is_never_tried() {
+    let hung = Hung::at(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+    let mut gone = Engine::answering();
+    gone.stop();
+    let engine = Engine::answering();
+    let router = Setup::new()
+        .shards(2)
+        .limit("connect_timeout_ms = 300")
+        .health("interval_ms = 60000")
+        .health("timeout_ms = 300")
+        .health("fall = 1000")
+        .server_at("hung", &hung.url, &["models = [\"m\"]"])
+        .server("gone", &gone, &["models = [\"m\"]"])
+        .server("there", &engine, &["models = [\"m\"]"])
+        .start_unready();
+    eventually(seconds(5), "the first checks have failed", || {
+        let log = router.log();
+        if log.matches("server not up").count() == 2 { Ok(()) } else { Err(log) }
+    });
+    router.wait_up(&["there"]);
+    for name in ["hung", "gone"] {
+        assert_eq!(router.server_state(name)["state"], "down");
+    }
+    for number in 0..20 {
+        let start = now();
+        let response = router.post(CHAT, &chat("m", "x"));
+        assert_eq!(response.status, 200, "request {number}: {}", response.text());
+        assert_eq!(response.lifeboat("Server").as_deref(), Some("there"));
+        assert_eq!(response.lifeboat("Retries"), None, "request {number} was tried elsewhere first");
+        assert!(start.elapsed() < ms(250), "request {number} took {:?}", start.elapsed());
+    }
+    let metrics = router.metrics();
+    assert_eq!(metrics.sum("ringway_upstream_errors_total", &[]), 0.0);
+    assert_eq!(metrics.sum("ringway_retries_total", &[]), 0.0);
+    assert_eq!(engine.request_count(), 20);
+}
+
+/// A client whose head, or body, took most of the time it may take, and a server that cannot be connected to: the client's
+/// own limits are over with its request, so it hears of the server's failure, in an answer.
+#[test]
+fn a_late_request_and_a_hanging_connect_are_answered() {
+    let mut engine = Engine::answering();
+    let router = Setup::new()
+        .limit("client_head_timeout_ms = 700")
+        .limit("client_body_idle_timeout_ms = 700")
+        .limit("connect_timeout_ms = 500")
+        .health("interval_ms = 60000")
+        .health("bench_after = 1000")
+        .server("a", &engine, &["max_concurrency = 0", "models = [\"m\"]"])
+        .start();
+    engine.stop();
+    let _hung = Hung::at(engine.address());
+    let raw = request("POST", CHAT, &[], &chat("m", "x"));
+    std::thread::scope(|scope| {
+        for (what, cut) in [("late head", 20), ("late body", raw.len() - 3), ("in one piece", raw.len())] {
+            let (router, raw) = (&router, &raw);
+            scope.spawn(move || {
+                let mut client = router.client().with_limit(seconds(5));
+                client.send(&raw[..cut]);
+                if cut < raw.len() {
+                    pause(ms(450));
+                    client.send(&raw[cut..]);
+                }
+                let sent = now();
+                let answer = client.try_response();
+                let took = sent.elapsed();
+                let response = answer.unwrap_or_else(|(fault, _)| panic!("{what}: {fault} after {took:?}"));
+                assert_eq!(response.status, 502, "{what}: {}", response.text());
+                response.assert_rejected(502, "upstream_error");
+                assert!(took > ms(450), "{what}: the connect did not hang, after {took:?}");
+            });
+        }
+    });
+    router.wait_metric("ringway_client_aborts_total", &[], 0.0, seconds(1));
+    router.wait_metric("ringway_upstream_errors_total", &[("kind", "connect")], 3.0, seconds(1));
+}
+
+/// An engine that ends its sending side after an answer, and reads on: a request that meets the end on its way has been
+/// read, and must not be sent again. It is 502, or it went over a fresh connection in the first place.
+#[test]
+fn a_request_that_a_half_closed_server_reads_is_not_sent_again() {
+    const CLIENTS: usize = 2;
+    const EACH: usize = 700;
+    let dice = Mutex::new(Dice::new(11));
+    let engine = Engine::start(move |exchange| {
+        exchange.read_body()?;
+        if exchange.request.ordinal > 0 {
+            // Read after the end of the answers: there is no way left to answer.
+            exchange.wait_close(seconds(20));
+            return Ok(Next::Close);
+        }
+        exchange.reply_ok()?;
+        // Spread over the time in which the next request comes.
+        let wait = Duration::from_micros(dice.lock().expect("no holder panics").below(500));
+        let start = now();
+        while start.elapsed() < wait {
+            std::hint::spin_loop();
+        }
+        exchange.wire.socket.shutdown(std::net::Shutdown::Write)?;
+        Ok(Next::Keep)
+    });
+    let router = Setup::new().server("a", &engine, &["max_concurrency = 0"]).start();
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (router, failed) = (&router, &failed);
+            scope.spawn(move || {
+                let mut client = router.client();
+                for turn in 0..EACH {
+                    let id = number * EACH + turn;
+                    let response = client.post(CHAT, &chat("m", &format!("id-{id}-")));
+                    assert_eq!(response.lifeboat("Retries"), None, "request {id} was sent again");
+                    if response.status != 200 {
+                        response.assert_rejected(502, "upstream_error");
+                        failed.lock().expect("no holder panics").push(id);
+                    }
+                    if !response.keeps {
+                        client = router.client();
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().expect("no holder panics");
+    router.wait_metric("ringway_retries_total", &[], 0.0, seconds(1));
+    router.wait_metric("ringway_upstream_errors_total", &[], failed.len() as f64, seconds(1));
+    // What was acknowledged for the engine is read a moment later.
+    engine.wait_requests(CLIENTS * EACH);
+    pause(ms(100));
+    let (mut times, mut unanswered) = (vec![0; CLIENTS * EACH], Vec::new());
+    for request in engine.requests() {
+        times[id_of(&request.body)] += 1;
+        if request.ordinal > 0 {
+            unanswered.push(id_of(&request.body));
+        }
+    }
+    let twice: Vec<_> = (0..times.len()).filter(|id| times[*id] != 1).collect();
+    assert!(twice.is_empty(), "requests not read once: {twice:?}");
+    let sorted = |mut ids: Vec<usize>| {
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(
+        sorted(failed),
+        sorted(unanswered),
+        "what the half-closed server read, and nothing else, is 502"
+    );
 }

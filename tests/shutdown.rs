@@ -4,6 +4,7 @@ mod support;
 
 use std::time::Duration;
 
+use support::wire::{Socket, Wire};
 use support::*;
 
 /// An engine whose answers are streams of `events` events, `gap` apart.
@@ -196,4 +197,129 @@ fn an_idle_router_stops_soon() {
     assert_eq!(router.post(CHAT, b"{}").status, 200);
     router.signal(libc::SIGTERM);
     assert_eq!(router.wait_exit(seconds(3)), Some(0), "{}", router.log());
+}
+
+/// A stop that is forced while an answer streams whose end is the end of the engine's connection: the router cuts that
+/// connection itself, and must not take it for the answer's end. The client, which gets chunks, never gets the last one.
+#[test]
+fn a_forced_stop_never_ends_an_answer_until_close() {
+    for (what, settle_ms, timeout_ms) in [
+        ("second signal, settling", 5000, 30_000),
+        ("second signal, draining", 0, 30_000),
+        ("drain limit", 0, 300),
+    ] {
+        let engine = Engine::start(|exchange| {
+            exchange.read_body()?;
+            exchange.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")?;
+            for number in 0..500 {
+                exchange.raw(format!("piece {number}\n").as_bytes())?;
+                // Some talk all the while, the router waits for the others with nothing left to write.
+                exchange.pause(ms(if exchange.request.connection.is_multiple_of(3) { 15 } else { 150 }));
+            }
+            Ok(Next::Close)
+        });
+        let mut router = Setup::new()
+            .shards(2)
+            .limit(&format!("drain_settle_ms = {settle_ms}"))
+            .limit(&format!("drain_timeout_ms = {timeout_ms}"))
+            .server("a", &engine, &["max_concurrency = 0"])
+            .start();
+        let streams = open_streams(&router, 40);
+        for (_, framing) in &streams {
+            assert!(matches!(framing, Framing::Chunked { .. }), "{framing:?}");
+        }
+        pause(ms(200));
+        router.signal(libc::SIGTERM);
+        if what != "drain limit" {
+            assert_eq!(router.wait_exit(ms(200)), None, "answers run");
+            router.signal(libc::SIGTERM);
+        }
+        assert_eq!(router.wait_exit(seconds(3)), Some(3), "{}", router.log());
+        for (mut client, mut framing) in streams {
+            let fault = loop {
+                match client.piece(&mut framing) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => panic!("an answer that was cut looks whole: {what}"),
+                    Err(fault) => break fault,
+                }
+            };
+            assert!(matches!(fault, Fault::Eof { .. } | Fault::Reset), "{fault}");
+        }
+    }
+}
+
+/// Once the settle time is over, a new connection is refused by the kernel, the very first one: nobody listens any more, on
+/// any shard. It is not let in and then turned away, however long the answers that still run take.
+#[test]
+fn new_connections_are_refused_once_it_drains() {
+    const SETTLE_MS: u64 = 300;
+    attempts(3, || {
+        let engine = streaming(1000, ms(20));
+        let mut router = Setup::new()
+            .shards(2)
+            .limit(&format!("drain_settle_ms = {SETTLE_MS}"))
+            .server("a", &engine, &["max_concurrency = 0"])
+            .start();
+        let streams = open_streams(&router, 4);
+        router.signal(libc::SIGTERM);
+        let told = now();
+        pause(ms(SETTLE_MS / 2));
+        assert_eq!(router.get("/liveness").status, 200, "served while it settles");
+        // Nobody connects meanwhile: a listener must not need that to see that its time is over.
+        pause(ms(SETTLE_MS + 200).saturating_sub(told.elapsed()));
+        let results: Vec<_> = (0..20)
+            .map(|_| match Client::try_connect(router.http()) {
+                Ok(_) => "let in".to_owned(),
+                Err(e) => e.kind().to_string(),
+            })
+            .collect();
+        assert_eq!(router.wait_exit(ms(1)), None, "streams run");
+        drop(streams);
+        assert_eq!(router.wait_exit(seconds(3)), Some(0), "{}", router.log());
+        let refused = std::io::ErrorKind::ConnectionRefused.to_string();
+        if results.iter().all(|r| *r == refused) { Ok(()) } else { Err(format!("{results:?}")) }
+    });
+}
+
+/// A client whose kernel takes little of an answer that it does not read, and that does not wait long to send.
+fn narrow_client(router: &Router) -> Client {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(8192).unwrap();
+    socket.connect(&router.http().into()).unwrap();
+    let stream = std::net::TcpStream::from(socket);
+    let client = Client { wire: Wire::new(Socket::Tcp(stream.try_clone().unwrap())), limit: seconds(10) };
+    stream.set_write_timeout(Some(ms(300))).unwrap();
+    client
+}
+
+/// A client that has sent on behind its request, more than was read, gets its last answer whole when the router drains:
+/// closing over unread bytes would reset the connection and take the answer with it.
+#[test]
+fn unread_bytes_do_not_cost_the_last_answer() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.pause(ms(400));
+        exchange.reply(200, &[], &pattern(0, 60_000))
+    });
+    let mut router =
+        Setup::new().limit("drain_settle_ms = 0").server("a", &engine, &["max_concurrency = 0"]).start();
+    let mut clients: Vec<_> = (0..10)
+        .map(|_| {
+            let mut client = narrow_client(&router);
+            client.send(&request("POST", CHAT, &[], b"{}"));
+            let _ = client.try_send(&request("POST", CHAT, &[], &pattern(0, 400_000)));
+            client
+        })
+        .collect();
+    engine.wait_requests(10);
+    router.signal(libc::SIGTERM);
+    pause(ms(700));
+    for client in &mut clients {
+        let response = client.response();
+        assert_eq!((response.status, response.keeps), (200, false));
+        assert_bytes(&response.body, &pattern(0, 60_000), "the answer");
+    }
+    drop(clients);
+    assert_eq!(router.wait_exit(seconds(5)), Some(0), "{}", router.log());
+    assert_eq!(engine.request_count(), 10, "what came behind was not begun");
 }

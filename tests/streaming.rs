@@ -140,6 +140,34 @@ fn a_half_closed_client_has_gone_or_still_waits_as_configured() {
     router.wait_idle(seconds(2));
 }
 
+/// Where half-closing is allowed, a client that shuts down its sending side and later resets its connection has gone all
+/// the same: its slot is free again, and the engine is told.
+#[test]
+fn a_half_closed_client_that_resets_frees_its_slot() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_close(seconds(20));
+        Ok(Next::Close)
+    });
+    let router = Setup::new().limit("half_close = \"allow\"").server("a", &engine, &[]).start();
+    for (number, size) in [2, 60_000, 70_000, 200_000, 900_000].into_iter().enumerate() {
+        let mut client = router.client();
+        client.send(&request("POST", "/v1/embeddings", &[], &pattern(number, size)));
+        let connection = engine.wait_requests(number + 1)[number].connection;
+        eventually(seconds(5), "the engine has the whole body", || {
+            if engine.requests()[number].complete { Ok(()) } else { Err(format!("{size} bytes")) }
+        });
+        client.finish_sending();
+        pause(ms(120));
+        router.wait_metric("ringway_in_flight", &[("server", "a")], 1.0, ms(500));
+        assert_eq!(engine.connection(connection).closed, None, "{size} bytes: it still waits");
+        client.reset();
+        router.wait_metric("ringway_in_flight", &[], 0.0, seconds(1));
+        engine.wait_closed(connection, seconds(1));
+    }
+    router.wait_metric("ringway_client_aborts_total", &[], 5.0, seconds(1));
+}
+
 /// How an engine dies in the middle of its answer.
 fn dying_engine(head: &'static str, piece: &'static [u8], end: Next) -> Engine {
     Engine::start(move |exchange| {
@@ -487,6 +515,95 @@ fn no_response_head_in_time_is_504() {
     router.wait_metric("ringway_upstream_errors_total", &[("kind", "head_timeout")], 1.0, seconds(2));
     router.wait_metric("ringway_rejections_total", &[("reason", "upstream_timeout")], 1.0, seconds(2));
     router.wait_idle(seconds(1));
+}
+
+/// One early byte, an interim answer or half a head is no answer: an engine that says that much and then nothing is
+/// given up at `response_head_timeout_ms`, and at `total_timeout_ms`, like one that says nothing at all. So for bodies
+/// that go out with the head, behind it, and as they come.
+#[test]
+fn an_early_byte_does_not_disarm_the_time_limits() {
+    const FIRST: [(&[u8], u64); 5] = [
+        (b"H", 0),
+        (b"H", 60),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 0),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", 60),
+        (b"HTTP/1.1 200 OK\r\nA:", 60),
+    ];
+    for limits in [
+        ["response_head_timeout_ms = 400", "total_timeout_ms = 0"],
+        ["response_head_timeout_ms = 60000", "total_timeout_ms = 400"],
+    ] {
+        let engine = EngineSetup::new().drop_bodies().start(|exchange| {
+            let number: usize = exchange.request.target[1..].parse().expect("a number");
+            let (first, wait) = FIRST[number];
+            exchange.read_body()?;
+            exchange.pause(ms(wait));
+            exchange.raw(first)?;
+            exchange.wait_close(seconds(20));
+            Ok(Next::Close)
+        });
+        let router = Setup::new()
+            .limit(limits[0])
+            .limit(limits[1])
+            .health("bench_after = 1000")
+            .server("a", &engine, &["max_concurrency = 0"])
+            .start();
+        std::thread::scope(|scope| {
+            for (number, (first, _)) in FIRST.iter().enumerate() {
+                for size in [2, 100_000, 2 << 20] {
+                    let router = &router;
+                    scope.spawn(move || {
+                        let what = format!("{:?}, {size}, {limits:?}", String::from_utf8_lossy(first));
+                        let mut client = router.client().with_limit(seconds(5));
+                        let start = now();
+                        client.send(&request("POST", &format!("/{number}"), &[], &pattern(0, size)));
+                        let answer = client.try_response();
+                        let took = start.elapsed();
+                        let response = answer.unwrap_or_else(|(fault, _)| panic!("{what}: {fault}"));
+                        assert_eq!(response.status, 504, "{what}");
+                        response.assert_rejected(504, "upstream_timeout");
+                        assert!(took >= ms(390) && took < ms(2500), "{what}: after {took:?}");
+                    });
+                }
+            }
+        });
+        eventually(seconds(1), "the engine is told", || match engine.connections_open() {
+            0 => Ok(()),
+            open => Err(format!("{open} connections open")),
+        });
+        assert_eq!(engine.request_count(), 3 * FIRST.len(), "each was sent once");
+        router.wait_idle(seconds(1));
+    }
+}
+
+/// An engine that closes in the middle of its head has failed, and is not late: 502, whenever the two come.
+#[test]
+fn half_a_head_and_the_end_is_502() {
+    const WAITS_MS: [(u64, u64); 4] = [(0, 0), (0, 60), (60, 0), (60, 60)];
+    let engine = Engine::start(|exchange| {
+        let number: usize = exchange.request.target[1..].parse().expect("a number");
+        let (before, between) = WAITS_MS[number];
+        exchange.read_body()?;
+        exchange.pause(ms(before));
+        exchange.raw(b"HTTP/1.1 200 OK\r\nA:")?;
+        exchange.pause(ms(between));
+        Ok(Next::Close)
+    });
+    let router = Setup::new()
+        .limit("response_head_timeout_ms = 20000")
+        .limit("total_timeout_ms = 20000")
+        .health("bench_after = 1000")
+        .server("a", &engine, &[])
+        .start();
+    for (number, waits) in WAITS_MS.iter().enumerate() {
+        for size in [2, 100_000, 2 << 20] {
+            let response = router.post(&format!("/{number}"), &pattern(0, size));
+            assert_eq!(response.status, 502, "{waits:?}, {size}: {}", response.text());
+            response.assert_rejected(502, "upstream_error");
+        }
+    }
+    assert_eq!(engine.request_count(), 3 * WAITS_MS.len(), "none was sent again");
+    router.wait_metric("ringway_upstream_errors_total", &[("kind", "head_timeout")], 0.0, seconds(1));
 }
 
 /// An engine that falls silent in the middle of a stream for `between_bytes_timeout_ms`: the stream ends visibly cut.

@@ -21,7 +21,7 @@ use crate::shard::state::SessionLimits;
 use crate::shard::{self, ShardOptions, listener};
 
 /// How long a forced stop waits for the shards to tell the clients.
-const LAST_WORDS: Duration = Duration::from_millis(50);
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Stack of a shard's thread: its futures live on the heap.
 const STACK_BYTES: usize = 2 << 20;
 
@@ -109,7 +109,8 @@ fn start(settings: &Settings) -> Result<u8, String> {
         .map_err(|e| format!("control thread: {e}"))?;
     if code == exit::FORCED {
         // The shards have just been told to stop; what they cut shall still hear why.
-        thread::park_timeout(LAST_WORDS);
+        #[expect(clippy::disallowed_methods, reason = "this thread has nothing left to do")]
+        thread::sleep(LAST_WORDS);
     }
     Ok(code)
 }

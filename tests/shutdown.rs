@@ -291,3 +291,35 @@ fn narrow_client(router: &Router) -> Client {
     stream.set_write_timeout(Some(ms(300))).unwrap();
     client
 }
+
+/// A client that has sent on behind its request, more than was read, gets its last answer whole when the router drains:
+/// closing over unread bytes would reset the connection and take the answer with it.
+#[test]
+fn unread_bytes_do_not_cost_the_last_answer() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.pause(ms(400));
+        exchange.reply(200, &[], &pattern(0, 60_000))
+    });
+    let mut router =
+        Setup::new().limit("drain_settle_ms = 0").server("a", &engine, &["max_concurrency = 0"]).start();
+    let mut clients: Vec<_> = (0..10)
+        .map(|_| {
+            let mut client = narrow_client(&router);
+            client.send(&request("POST", CHAT, &[], b"{}"));
+            let _ = client.try_send(&request("POST", CHAT, &[], &pattern(0, 400_000)));
+            client
+        })
+        .collect();
+    engine.wait_requests(10);
+    router.signal(libc::SIGTERM);
+    pause(ms(700));
+    for client in &mut clients {
+        let response = client.response();
+        assert_eq!((response.status, response.keeps), (200, false));
+        assert_bytes(&response.body, &pattern(0, 60_000), "the answer");
+    }
+    drop(clients);
+    assert_eq!(router.wait_exit(seconds(5)), Some(0), "{}", router.log());
+    assert_eq!(engine.request_count(), 10, "what came behind was not begun");
+}

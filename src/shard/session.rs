@@ -153,7 +153,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
     };
     let group = {
         let model = intake.model(client, desk);
-        let group = shard.dispatcher.borrow().resolve(model.as_deref());
+        let group = shard.dispatcher.borrow().resolve(model.as_deref(), b"", 0);
         group.map_err(|rejection| (rejection, not_found(rejection, model.as_deref())))
     };
     match group {

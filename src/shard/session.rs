@@ -267,8 +267,11 @@ async fn finish_refused(
     close: bool,
 ) -> After {
     let close = close || client.shard.phase.get() >= Phase::Draining;
-    // The limit of the request's whole time is not for its refusal.
+    // The limit of the request's whole time is not for its refusal, and no stop cuts what says that the process stops.
     client.timer.clear_all();
+    if rejection == Rejection::ShuttingDown {
+        client.timer.spare();
+    }
     let sent = reply::refuse(client, Some(&desk.head), rejection, what, known, api, close).await;
     match (sent, close) {
         (false, _) => After::Close,

@@ -331,6 +331,9 @@ async fn broken_off(
         upstream.socket.shutdown_both();
     }
     drop(exchange);
+    if shard.phase.get() == Phase::Stopping {
+        client.timer.spare();
+    }
     let stall_ms = shard.limits.between_bytes_timeout_ms;
     if client.settle(stall_ms).await.is_err() {
         return After::Close;

@@ -112,7 +112,7 @@ pub struct Shard {
     pub ready: Cell<bool>,
     /// Bytes of bodies held for routing and resending.
     pub buffered_bytes: Cell<usize>,
-    /// Writes to clients that were begun and not yet seen through.
+    /// Writes to clients that were begun and not yet seen through, and connections that close gently.
     pub unsettled: Cell<u32>,
     /// Accepting tasks, to be woken when the shard drains.
     pub acceptors: RefCell<Vec<Waker>>,

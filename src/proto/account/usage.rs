@@ -78,6 +78,8 @@ enum Field {
 const FIELDS: usize = 7;
 /// The longest name of a field.
 const NAME_BYTES_MAX: usize = 27;
+/// The length of a string that is no name that matters.
+const TOO_LONG: u8 = u8::MAX;
 
 /// Which number of `report` is called `name`. `nested`: in the object that details the prompt.
 fn field(report: Report, nested: bool, name: &[u8]) -> Option<Field> {
@@ -196,7 +198,6 @@ pub struct UsageScan {
     before: u8,
     /// The string being read, or the last one: a part of a key, or a name in a report.
     text: [u8; NAME_BYTES_MAX],
-    /// Over [`NAME_BYTES_MAX`]: no name that matters.
     text_len: u8,
     wanted: Field,
     number: u64,
@@ -322,9 +323,13 @@ impl UsageScan {
         REPORTS[..usize::from(self.reports)].iter().any(|report| report.key().starts_with(begun))
     }
 
-    /// Reads byte by byte until it is outside reports again, or the piece ends. Returns how far it came.
+    /// Reads on until it is outside reports again, or the piece ends. Returns how far it came.
     fn walk(&mut self, piece: &[u8], mut at: usize) -> usize {
         while let Some(&byte) = piece.get(at) {
+            if self.line == Line::None && self.step == Step::Text {
+                at += self.text_run(&piece[at..]);
+                continue;
+            }
             let plain = self.line == Line::None && (byte != b'\r' || self.step == Step::Key);
             let takes = if plain { self.step(byte) } else { self.framing(byte) };
             at += usize::from(takes);
@@ -333,6 +338,35 @@ impl UsageScan {
             }
         }
         at
+    }
+
+    /// A string up to its end, or as far as `rest` has it. Returns how far it came: at least one byte.
+    #[inline]
+    fn text_run(&mut self, rest: &[u8]) -> usize {
+        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | b'\r')).unwrap_or(rest.len());
+        let have = usize::from(self.text_len);
+        if let Some(room) = self.text.get_mut(have..have + end) {
+            room.copy_from_slice(&rest[..end]);
+            self.text_len += end as u8;
+        } else {
+            self.text_len = TOO_LONG;
+        }
+        match rest.get(end) {
+            None => end,
+            Some(b'"') => {
+                self.step = Step::Between;
+                end + 1
+            }
+            Some(b'\\') => {
+                self.text_len = TOO_LONG;
+                self.step = Step::Escape;
+                end + 1
+            }
+            Some(_) => {
+                self.line = Line::Cr;
+                end + 1
+            }
+        }
     }
 
     /// From a CR on, which no string holds: chunk framing, or the end of a line. False: as for `step`.
@@ -381,19 +415,8 @@ impl UsageScan {
                 return false;
             }
             Step::Between => self.between(byte),
-            Step::Text => match byte {
-                b'"' => self.step = Step::Between,
-                b'\\' => {
-                    self.text_len = u8::MAX;
-                    self.step = Step::Escape;
-                }
-                _ => {
-                    if let Some(place) = self.text.get_mut(usize::from(self.text_len)) {
-                        *place = byte;
-                    }
-                    self.text_len = self.text_len.saturating_add(1);
-                }
-            },
+            // `text_run` reads them.
+            Step::Text => {}
             Step::Escape => self.step = Step::Text,
             Step::Value if space => {}
             Step::Value => {

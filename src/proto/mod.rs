@@ -1,6 +1,7 @@
 //! Everything that decides, and nothing that does I/O: no socket, no clock, no thread; randomness comes seeded.
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod admission;
 pub mod backend;
 pub mod classify;

@@ -5,6 +5,7 @@
 //! one to complain about it.
 
 pub mod body;
+pub mod caller;
 pub mod endpoint;
 pub mod multipart;
 

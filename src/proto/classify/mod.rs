@@ -7,6 +7,7 @@
 pub mod body;
 pub mod endpoint;
 pub mod multipart;
+mod walk;
 
 pub use body::{Peek, peek, peek_prefix};
 pub use endpoint::{Api, Endpoint};

@@ -33,6 +33,8 @@ pub struct Asked {
     pub client: ClientId,
     /// A prompt was read; its full blocks are on the desk.
     pub has_prompt: bool,
+    /// Its prompt's length, estimated; where nothing asks for it, 0.
+    pub prompt_tokens: u64,
     /// Its prompt's text, in bytes; 0 where media or token ids make it no measure of its tokens.
     prompt_bytes: u64,
     /// Where its model's tokens are counted.
@@ -115,8 +117,9 @@ impl Asked {
             true => calibrations.id(&catalog, model.as_deref()),
             false => ModelId(0),
         };
-        let tokens = match catalog.has_token_limits && reading.has_prompt {
-            true => calibrations.models[id.0].estimate(reading.prompt_bytes, reading.token_ids),
+        let prompt_bytes = reading.prompt_bytes + intake.missing();
+        let tokens = match reading.has_prompt {
+            true => calibrations.models[id.0].estimate(prompt_bytes, reading.token_ids),
             false => 0,
         };
         let resolved = shard.dispatcher.borrow().resolve(model.as_deref(), tier, tokens);
@@ -153,6 +156,7 @@ impl Asked {
                 session: own,
                 client: owner.unwrap_or_default(),
                 has_prompt: reading.has_prompt && pool.algorithm == Algorithm::KvAware,
+                prompt_tokens: tokens,
                 prompt_bytes: if reading.token_ids == 0 && intake.whole() { reading.prompt_bytes } else { 0 },
                 model: id,
             };

@@ -10,7 +10,6 @@ use std::future::Future;
 use std::io;
 use std::os::fd::RawFd;
 use std::pin::pin;
-use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use super::asked::Asked;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::{Action, TimerHandle};
+use super::held::Held;
 use super::intake::Intake;
 use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::relay;
@@ -29,9 +29,9 @@ use super::upload;
 use super::upstream::Upstream;
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
-use crate::proto::backend::catalog::{Address, Server};
+use crate::proto::backend::catalog::{Address, Algorithm, Server};
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Decision, Outcome, Placement, Wanted};
+use crate::proto::dispatcher::{Decision, Outcome, Placement, Prompted, Wanted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
     Credentials, FieldKind, Framing, HeadLimits, HeadScan, Parse, RequestRewrite, encode_request,
@@ -42,32 +42,6 @@ use crate::proto::message::{Phase, Tried, UpstreamFault};
 
 /// Head and body up to this many bytes go out in one write; copying them is cheaper than a second one.
 const ONE_WRITE_BYTES_MAX: usize = 32 * 1024;
-
-/// A permit in use. Dropped without a verdict it says nothing about the server.
-pub struct Held {
-    shard: Rc<Shard>,
-    backend: BackendId,
-    open: bool,
-}
-
-impl Held {
-    fn new(shard: &Rc<Shard>, backend: BackendId) -> Held {
-        Held { shard: shard.clone(), backend, open: true }
-    }
-
-    pub fn done(mut self, outcome: Outcome) {
-        self.open = false;
-        self.shard.done(self.backend, outcome);
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.open {
-            self.shard.done(self.backend, Outcome::Neutral);
-        }
-    }
-}
 
 /// How one attempt ended.
 pub enum Attempt {
@@ -131,12 +105,15 @@ pub async fn forward(
         if lost.take().is_some() {
             again(&shard, backend, known);
         }
-        let held = Held::new(&shard, backend);
+        let mut held = Held::new(&shard, backend);
         let arrived = shard.now();
-        if asked.has_prompt {
-            let blocks = &desk.prompt.blocks;
-            let matched = shard.remember(arrived, backend, asked.client, blocks);
-            known.prefix_blocks = Some((matched, blocks.len() as u32));
+        if asked.algorithm == Algorithm::KvAware {
+            let prompt =
+                Prompted { client: asked.client, blocks: &desk.prompt.blocks, tokens: asked.prompt_tokens };
+            let belief = shard.remember(arrived, asked.group, backend, &prompt);
+            let total = prompt.blocks.len() as u32;
+            known.prefix_blocks = asked.has_prompt.then_some((belief.matched, total));
+            held.believe(belief);
         }
         let mut attempt = attempt(client, desk, intake, backend, true, arrived).await;
         if matches!(attempt, Attempt::Stale) {

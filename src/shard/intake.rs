@@ -193,6 +193,14 @@ impl Intake {
         self.reader.is_done()
     }
 
+    /// Bytes of the body that are announced and not in hand.
+    pub fn missing(&self) -> u64 {
+        match self.framing {
+            Framing::Length(n) => n - self.content,
+            Framing::None | Framing::Chunked | Framing::UntilClose => 0,
+        }
+    }
+
     /// Takes head and body out of the inbox: they are not needed any more. Doing it again does nothing.
     pub fn spend(&mut self, client: &mut Client, desk: &Desk) {
         if !self.spent {

@@ -16,6 +16,7 @@ pub mod client;
 pub mod deadline;
 pub mod figures;
 pub mod forward;
+pub mod held;
 pub mod intake;
 pub mod lazy_write;
 pub mod listener;

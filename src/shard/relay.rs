@@ -11,7 +11,8 @@ use super::asked::Asked;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::Action;
-use super::forward::{Held, errno, failure};
+use super::forward::{errno, failure};
+use super::held::Held;
 use super::intake::Intake;
 use super::reply::{self, Known};
 use super::session::{After, Desk, refuse};
@@ -61,10 +62,16 @@ impl Exchange {
     fn server_done(&mut self, client: &Client, desk: &Desk, surplus: bool) {
         let shard = &client.shard;
         if let Some(held) = self.held.take() {
+            if let Some(mut usage) = self.usage.take() {
+                let answered = truth::Answered {
+                    backend: self.placement.backend,
+                    sent: self.dispatched,
+                    belief: held.belief.unwrap_or_default(),
+                    blocks: &desk.prompt.blocks,
+                };
+                truth::heed(shard, &self.asked, &answered, &usage.finish());
+            }
             held.done(outcome(desk.reply.status));
-        }
-        if let Some(mut usage) = self.usage.take() {
-            truth::heed(shard, &self.asked, self.placement.backend, self.dispatched, desk, &usage.finish());
         }
         let upstream = self.upstream.take().expect("the server is done once");
         if self.sent && desk.reply.keep_alive && !surplus {
@@ -198,6 +205,11 @@ pub async fn relay(
     }
     let mut bulk = rx.len() == rx.capacity();
     loop {
+        if taken > 0
+            && let Some(held) = &mut exchange.held
+        {
+            held.prefilled();
+        }
         if taken > 0
             && let Some(dispatched) = first_token.take()
         {

@@ -20,10 +20,10 @@ use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
 use crate::proto::backend::prefix_memory::Stamp;
 use crate::proto::classify::caller::CallerRules;
-use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
+use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
-use crate::proto::ids::{BackendId, ClientId, ShardId, Ticket};
+use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
@@ -264,10 +264,14 @@ impl Shard {
         self.notify(Notice::UpstreamFault { backend, fault, errno });
     }
 
-    /// A request goes to that server with this prompt, full blocks only: remembered here, and told to the other shards. Says
-    /// how many leading blocks the server was believed to hold.
-    pub fn remember(&self, now: Nanos, backend: BackendId, client: ClientId, blocks: &[u64]) -> u32 {
-        self.dispatcher.borrow_mut().handle_prompt(now, backend, client, blocks)
+    /// A request of a kv-aware pool goes to that server with this prompt: remembered here, and told to the other shards.
+    pub fn remember(&self, now: Nanos, group: GroupId, backend: BackendId, prompt: &Prompted<'_>) -> Belief {
+        self.dispatcher.borrow_mut().handle_prompt(now, group, backend, prompt)
+    }
+
+    /// Prompt tokens that this shard had computed there are, or are given up.
+    pub fn prefilled(&self, backend: BackendId, work_tokens: u64) {
+        self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
     }
 
     /// The server turned out to hold no more than `keep` leading blocks of what it was sent at `sent`.

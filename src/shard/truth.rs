@@ -4,14 +4,24 @@
 //! *Source*: the Lifeboat rules, section 5.7.
 
 use super::asked::Asked;
-use super::session::Desk;
 use super::state::Shard;
 use crate::clock::Nanos;
 use crate::proto::account::usage::Usage;
+use crate::proto::dispatcher::Belief;
 use crate::proto::ids::BackendId;
 
-/// Learns from a report of `backend` about the request on the desk, which was sent at `sent`.
-pub fn heed(shard: &Shard, asked: &Asked, backend: BackendId, sent: Nanos, desk: &Desk, usage: &Usage) {
+/// A request that was answered.
+pub struct Answered<'a> {
+    pub backend: BackendId,
+    /// When it was dispatched.
+    pub sent: Nanos,
+    pub belief: Belief,
+    /// Identities of its prompt's full blocks.
+    pub blocks: &'a [u64],
+}
+
+/// Learns from the engine's report.
+pub fn heed(shard: &Shard, asked: &Asked, answered: &Answered<'_>, usage: &Usage) {
     asked.learn(&mut shard.calibrations.borrow_mut(), usage);
-    let _ = (backend, sent, desk);
+    let _ = answered;
 }

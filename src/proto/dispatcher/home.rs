@@ -67,7 +67,7 @@ impl Dispatcher {
     /// A request of the home shard itself.
     pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
-        if let Some(choice) = self.choose_spare(group, tried, wanted.session, true) {
+        if let Some(choice) = self.choose_spare(group, tried, wanted) {
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }
@@ -83,17 +83,11 @@ impl Dispatcher {
         }
     }
 
-    /// The algorithm's choice among servers with a spare permit. `own`: the request at hand is this shard's, and the matches
-    /// are of its prompt.
-    fn choose_spare(
-        &mut self,
-        group: GroupId,
-        tried: Tried,
-        session: Option<u64>,
-        own: bool,
-    ) -> Option<Choice> {
-        let matches = if own { &self.matches[..] } else { &[] };
-        let affinity = Affinity { session, matches };
+    /// The algorithm's choice among servers with a spare permit. The matches are those of the request at hand, or none.
+    fn choose_spare(&mut self, group: GroupId, tried: Tried, wanted: &Wanted<'_>) -> Option<Choice> {
+        let blocks = wanted.blocks.len() as u32;
+        let matches = if blocks > 0 { &self.matches[..] } else { &[] };
+        let affinity = Affinity { session: wanted.session, matches, blocks };
         let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
         let room = |id, row: &Row| !row.gated() || ledger.spare(id) > 0;
         self.router.pick(group, tried, affinity, &self.table, room)
@@ -193,7 +187,8 @@ impl Dispatcher {
         let wanted = preferred
             .filter(|id| self.router.is_live(group, *id) && !tried.contains(*id) && self.spare(*id) > 0);
         // The asker turned its own wheel for `preferred`; another choice turns the wheel here.
-        let mut other = || self.choose_spare(group, tried, None, false).map(|choice| choice.backend);
+        let nothing = Wanted::default();
+        let mut other = || self.choose_spare(group, tried, &nothing).map(|choice| choice.backend);
         if let Some(backend) = wanted.or_else(&mut other) {
             let count = self.at_home().ledger.batch(backend);
             self.grant_to(place, backend, count);

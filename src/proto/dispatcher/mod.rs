@@ -30,7 +30,7 @@ use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
 use super::backend::prefix_memory::{Match, MemoryFigures, PrefixMemory, Stamp};
-use super::backend::table::BackendTable;
+use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
@@ -93,6 +93,26 @@ pub struct Wanted<'a> {
     pub session: Option<u64>,
     /// Identities of its prompt's full blocks, in order. Read in kv-aware pools.
     pub blocks: &'a [u64],
+}
+
+/// The prompt of a placed request.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompted<'a> {
+    /// Whom its blocks are charged to.
+    pub client: ClientId,
+    /// Identities of its full blocks, in order.
+    pub blocks: &'a [u64],
+    /// Its length, estimated.
+    pub tokens: u64,
+}
+
+/// What is believed of a placed prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Belief {
+    /// Leading blocks that the server held before.
+    pub matched: u32,
+    /// Tokens that are to be computed.
+    pub work_tokens: u64,
 }
 
 /// The answer to a request.
@@ -321,7 +341,8 @@ impl Dispatcher {
     fn request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
-        let affinity = Affinity { session: wanted.session, matches: &self.matches };
+        let affinity =
+            Affinity { session: wanted.session, matches: &self.matches, blocks: wanted.blocks.len() as u32 };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);
@@ -451,10 +472,30 @@ impl Dispatcher {
         }
     }
 
-    /// A request of this shard goes to that server of a kv-aware pool with this prompt, which is remembered. Says how
-    /// many of its leading blocks the server was believed to hold before. Peers have to hear of it as a touch.
-    pub fn handle_prompt(&mut self, now: Nanos, backend: BackendId, client: ClientId, blocks: &[u64]) -> u32 {
-        self.memory.record(Stamp { at: now, shard: self.me }, backend, client, blocks)
+    /// A request of this shard was placed on that server of a kv-aware group, with that prompt of about `tokens` tokens:
+    /// it is remembered, and counted as work. Peers have to hear of it as a touch. The work ends with
+    /// [`Dispatcher::handle_prefilled`].
+    pub fn handle_prompt(
+        &mut self,
+        now: Nanos,
+        group: GroupId,
+        backend: BackendId,
+        prompt: &Prompted<'_>,
+    ) -> Belief {
+        let stamp = Stamp { at: now, shard: self.me };
+        let matched = self.memory.record(stamp, backend, prompt.client, prompt.blocks);
+        let blocks = prompt.blocks.len() as u64;
+        let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
+        let work_tokens = prompt.tokens - held;
+        self.router.note_dispatch(group, backend, work_tokens, &self.table, Row::believed_room);
+        self.table.begin_prefill(now, backend, work_tokens);
+        Belief { matched, work_tokens }
+    }
+
+    /// The server has begun to answer: the prompt's tokens are computed, or nobody waits for them any more. Once for
+    /// each [`Dispatcher::handle_prompt`].
+    pub fn handle_prefilled(&mut self, now: Nanos, backend: BackendId, work_tokens: u64) {
+        self.table.end_prefill(now, backend, work_tokens);
     }
 
     /// What was dispatched at `stamp` showed that the server holds only `keep` leading blocks of that prompt. Peers have to
@@ -466,11 +507,6 @@ impl Dispatcher {
     /// A peer's prompt.
     pub fn handle_touch(&mut self, stamp: Stamp, backend: BackendId, client: ClientId, blocks: &[u64]) {
         self.memory.record(stamp, backend, client, blocks);
-    }
-
-    /// The server lost its cache: it restarted, or another process took its place.
-    pub fn handle_restart(&mut self, backend: BackendId) {
-        self.memory.forget(backend);
     }
 
     /// What this shard remembers of a server's prompts.
@@ -486,11 +522,11 @@ impl Dispatcher {
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
-            Message::Load { backend, in_flight, changed } => {
-                self.table.hear(from, backend, in_flight);
+            Message::Load { backend, load, changed } => {
+                self.table.hear(from, backend, load);
                 self.lag_ns[from.index()] = now.since(changed);
             }
-            Message::Turned { group, backend, turns } => self.router.hear(from, group, backend, turns),
+            Message::Turned { group, backend, sent } => self.router.hear(from, group, backend, sent),
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
@@ -544,7 +580,8 @@ impl Dispatcher {
         match update {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
-            Update::Forget { .. } | Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
+            Update::Forget { backend } => self.memory.forget(*backend),
+            Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }
 
@@ -652,11 +689,11 @@ impl Dispatcher {
     /// Puts out the load figures that changed since the last flush. Call every tick while [`Dispatcher::needs_flush`].
     /// O(changes × shards).
     pub fn flush(&mut self, _now: Nanos) {
-        while let Some((backend, in_flight, changed)) = self.table.pop_change() {
-            self.tell_peers(Message::Load { backend, in_flight, changed }, Urgency::Lazy);
+        while let Some((backend, load, changed)) = self.table.pop_change() {
+            self.tell_peers(Message::Load { backend, load, changed }, Urgency::Lazy);
         }
-        while let Some((group, backend, turns)) = self.router.pop_change() {
-            self.tell_peers(Message::Turned { group, backend, turns }, Urgency::Lazy);
+        while let Some((group, backend, sent)) = self.router.pop_change() {
+            self.tell_peers(Message::Turned { group, backend, sent }, Urgency::Lazy);
         }
         self.tell_full();
     }
@@ -697,7 +734,7 @@ impl Dispatcher {
 
     /// What `peer` last said of its requests in flight on a server.
     pub fn heard(&self, peer: ShardId, backend: BackendId) -> u32 {
-        self.table.heard(peer, backend)
+        self.table.heard(peer, backend).in_flight
     }
 
     /// The book of permits and the queue, on the home shard.

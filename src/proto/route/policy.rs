@@ -17,6 +17,8 @@ pub struct Candidate {
     pub in_flight: u32,
     /// Leading prompt blocks that it is believed to hold; 0 outside kv-aware pools.
     pub matched: u32,
+    /// Prompt tokens that are still to be computed there, over all shards; 0 outside kv-aware pools.
+    pub prefill_tokens: u64,
 }
 
 /// What ties a request to some servers more than to others.
@@ -26,6 +28,8 @@ pub struct Affinity<'a> {
     pub session: Option<u64>,
     /// Servers that hold the beginning of its prompt, longest match first.
     pub matches: &'a [Match],
+    /// Full blocks of its prompt.
+    pub blocks: u32,
 }
 
 /// A choice.

@@ -141,8 +141,14 @@ mod tests {
         let key = (0..).map(mix).find(|key| owner(*key, &members) == Some(BackendId(0)));
         let mut wheel = Wheel::new(2);
         wheel.set_weights([1, 1]);
-        let candidate =
-            |slot, in_flight| Candidate { backend: BackendId(slot), slot, weight: 1, in_flight, matched: 0 };
+        let candidate = |slot, in_flight| Candidate {
+            backend: BackendId(slot),
+            slot,
+            weight: 1,
+            in_flight,
+            matched: 0,
+            prefill_tokens: 0,
+        };
         let policy = StickySession { key, members: &members };
         let choice = policy.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)], true);
         assert_eq!((choice.backend, choice.by), (BackendId(0), Algorithm::StickySession));

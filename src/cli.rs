@@ -13,9 +13,11 @@ use clap::{Args, Parser, Subcommand};
 use crate::proto::config::{Override, Settings};
 
 mod engine;
+mod operator;
 mod serve;
 
 pub use engine::{ENGINE_HELP, EngineArgs};
+pub use operator::{AdminArgs, DrainArgs, StatusArgs, drain, status};
 pub use serve::ServeArgs;
 
 /// Exit codes of the process.
@@ -36,6 +38,8 @@ Examples:
   ringway serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
   ringway check ringway.toml
   ringway serve --config ringway.toml
+  ringway status
+  ringway drain gpu0
 
 Exit codes:
   0  done
@@ -74,10 +78,13 @@ pub enum Command {
     Engine(EngineArgs),
     /// Stargate's command line (not in this version)
     Stargate(LaterArgs),
-    /// Show a running router's state (not in this version)
-    Status(LaterArgs),
-    /// Drain a server of a running router (not in this version)
-    Drain(LaterArgs),
+    /// Show a running router's state
+    Status(StatusArgs),
+    /// Take a server of a running router out of service, and wait until nothing runs on it
+    #[command(long_about = "Take a server of a running router out of service.\n\n\
+        Its weight becomes 0: it gets no new requests, and those that run on it finish. Returns when none is left. To bring it \
+        back: PATCH /admin/v1/servers/NAME with {\"weight\":1}.")]
+    Drain(DrainArgs),
     /// Look at this host for what slows a router down (not in this version)
     Doctor(LaterArgs),
 }

@@ -189,13 +189,9 @@ fn usage_faults_end_with_one() {
 
 #[test]
 fn commands_of_later_versions_say_so() {
-    for arguments in [
-        &["stargate"][..],
-        &["stargate", "--stargate-id", "x", "--listen-addr=1"],
-        &["status"],
-        &["drain", "gpu0"],
-        &["doctor", "--help"],
-    ] {
+    for arguments in
+        [&["stargate"][..], &["stargate", "--stargate-id", "x", "--listen-addr=1"], &["doctor", "--help"]]
+    {
         let output = ringway(Path::new("."), arguments, &[]);
         assert_eq!((code(&output), stdout(&output)), (1, ""), "{arguments:?}");
         assert!(

@@ -292,6 +292,11 @@ async fn take_wakes<P: Port + 'static>(shared: Rc<Shared<P>>, wake_fd: OwnedFd) 
 impl<P: Port> Shared<P> {
     /// Asks all shards for their figures and waits for them, at most `wait_ms`; then the last ones known do.
     async fn fresh_figures(&self, wait_ms: u64) -> figures::Figures {
+        self.newest_figures(wait_ms).await.0
+    }
+
+    /// The same, and whether every shard answered in time.
+    async fn newest_figures(&self, wait_ms: u64) -> (figures::Figures, bool) {
         let number = self.state.borrow_mut().ask_reports();
         let arrival = async {
             let mut seen = self.polled.seen();
@@ -299,10 +304,11 @@ impl<P: Port> Shared<P> {
                 seen = self.polled.changed(seen).await;
             }
         };
-        if monoio::time::timeout(Duration::from_millis(wait_ms), arrival).await.is_err() {
+        let all = monoio::time::timeout(Duration::from_millis(wait_ms), arrival).await.is_ok();
+        if !all {
             debug!(number, "not every shard reported in time");
         }
-        self.state.borrow().figures(self.clock.now())
+        (self.state.borrow().figures(self.clock.now()), all)
     }
 
     fn draining(&self) -> bool {

@@ -15,7 +15,6 @@ use tracing::{debug, error, info, warn};
 use super::client::FetchError;
 use super::drain::{Order, Orders, Shutdown};
 use super::faults::{FaultLog, Line};
-use super::figures::{Figures, Standing};
 use super::health::{Check, Rules};
 use super::models::{self, Listed, Source};
 use super::port::Port;
@@ -29,9 +28,11 @@ use crate::proto::report::ShardReport;
 
 mod engines;
 mod live;
+mod shares;
 
 pub use engines::CapacitySource;
 use engines::Engine;
+use shares::Shares;
 
 /// Models named in one line of the log; the rest is a count.
 const MODELS_LOGGED_MAX: usize = 8;
@@ -89,6 +90,7 @@ pub struct State<P> {
     shards: Vec<ShardState>,
     reports: Vec<Option<Box<ShardReport>>>,
     report_number: u64,
+    shares: Shares,
     faults: FaultLog,
     shutdown: Shutdown,
     ready: Option<bool>,
@@ -148,6 +150,7 @@ impl<P: Port> State<P> {
             shards: vec![ShardState::Starting; shards],
             reports: vec![None; shards],
             report_number: 0,
+            shares: Shares::default(),
             faults: FaultLog::default(),
             shutdown,
             ready: None,
@@ -381,7 +384,10 @@ impl<P: Port> State<P> {
                     None => debug!(shard = shard.0, driver, "shard runs"),
                 }
             }
-            Notice::Report(report) => self.reports[shard.index()] = Some(report),
+            Notice::Report(report) => {
+                self.reports[shard.index()] = Some(report);
+                self.take_sample(now);
+            }
             Notice::UpstreamFault { backend, fault, errno } => {
                 if let Some(line) = self.faults.note(now, backend, fault, errno) {
                     self.log_fault(line);
@@ -458,6 +464,7 @@ impl<P: Port> State<P> {
         for line in self.faults.sweep(now) {
             self.log_fault(line);
         }
+        self.ask_sample(now);
         self.update_readiness(now);
     }
 
@@ -499,16 +506,6 @@ impl<P: Port> State<P> {
             .iter()
             .zip(&self.shards)
             .all(|(report, shard)| answered(report) || *shard == ShardState::Failed)
-    }
-
-    /// What the shards reported last, added up.
-    pub fn figures(&self, now: Nanos) -> Figures {
-        let standing: Vec<Standing> = self
-            .watched
-            .iter()
-            .map(|watched| Standing { up: watched.check.up(), benched: watched.benched_until > now })
-            .collect();
-        Figures::sum(&self.catalog, &standing, &self.reports)
     }
 
     fn models_body(&self) -> Box<[u8]> {

@@ -380,7 +380,7 @@ fn the_admin_listener_answers_what_it_knows_and_says_what_it_does_not() {
     assert_eq!(status(admin, "GET /nothing"), 404);
     let (head, _) = get(admin, "DELETE /metrics");
     assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("\r\nAllow: GET, HEAD"), "{head}");
-    assert_eq!(status(admin, "POST /admin/v1/servers/one/drain"), 501);
+    assert_eq!(status(admin, "DELETE /admin/v1/servers/one"), 501);
     assert_eq!(status(admin, "GET /x y"), 400);
 
     // Three requests in one write, the second with a body: answered in order on one connection.

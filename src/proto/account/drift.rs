@@ -73,6 +73,8 @@ pub struct Drift {
     pub weight_share: Option<f64>,
     /// See the module's text; `None` where either share is unknown.
     pub drift: Option<f64>,
+    /// As the sample said.
+    pub judged: bool,
     pub badge: bool,
     /// Only with a badge; `None`: none of the known causes.
     pub cause: Option<Cause>,
@@ -115,7 +117,8 @@ impl DriftWindow {
         DriftWindow { window_ms, rounds: VecDeque::new(), last: Vec::new() }
     }
 
-    /// Takes in all servers at `now`, in the order of their ids; there may be more than before, never fewer.
+    /// Takes in all servers at `now`, in the order of their ids; there may be more than before, never fewer. All that was sent to
+    /// a server before its first sample counts as sent just now: take the first one when the process starts.
     pub fn sample(&mut self, now: Nanos, samples: &[Sample]) {
         if self.rounds.back().is_none_or(|round| now.since(round.begun) >= Nanos::from_ms(ROUND_MS).0) {
             self.rounds.push_back(Round { begun: now, parts: Vec::new() });
@@ -128,8 +131,7 @@ impl DriftWindow {
             .iter()
             .enumerate()
             .map(|(i, sample)| {
-                // What was sent before the first sample is not of this window.
-                let before = self.last.get(i).map_or(sample.dispatched, |last| last.dispatched);
+                let before = self.last.get(i).map_or(0, |last| last.dispatched);
                 sample.dispatched.saturating_sub(before)
             })
             .collect();
@@ -205,7 +207,7 @@ impl DriftWindow {
                 true if drift < Some(0.0) => sum.trouble(),
                 true => total.cause,
             };
-            Drift { share, weight_share, drift, badge, cause }
+            Drift { share, weight_share, drift, judged: sample.judged, badge, cause }
         });
         judged.collect()
     }
@@ -267,12 +269,13 @@ mod tests {
 
     #[test]
     fn shares_like_weights_drift_by_nothing() {
-        let window = run(&[&[server(3.0, 5), server(1.0, 5)], &[server(3.0, 305), server(1.0, 105)]]);
+        let window = run(&[&[server(3.0, 3), server(1.0, 1)], &[server(3.0, 300), server(1.0, 100)]]);
         let judged = window.judge();
         let expected = Drift {
             share: Some(0.75),
             weight_share: Some(0.75),
             drift: Some(0.0),
+            judged: true,
             badge: false,
             cause: None,
         };
@@ -300,7 +303,7 @@ mod tests {
             "a tenth is not more than a tenth"
         );
         assert_eq!(drifts(&judge(43, 56)), [(false, None), (false, None)], "99 requests");
-        assert_eq!(judge(0, 0)[0], Drift { weight_share: Some(0.5), ..Drift::default() });
+        assert_eq!(judge(0, 0)[0], Drift { weight_share: Some(0.5), judged: true, ..Drift::default() });
         // Too much without anybody who went short for a known reason.
         let mut window = run(&[&[server(1.0, 0), server(1.0, 0)], &[server(1.0, 30), server(1.0, 90)]]);
         assert_eq!(drifts(&window.judge()), [(true, None), (true, None)]);
@@ -363,9 +366,12 @@ mod tests {
 
     #[test]
     fn servers_may_come_and_counters_go_back() {
-        let mut window = run(&[&[server(1.0, 50)], &[server(1.0, 49), server(1.0, 1_000)]]);
-        assert_eq!(window.judge()[1].share, None, "what a new server had done before it came is not counted");
-        window.sample(at(2), &[server(1.0, 50), server(1.0, 1_003)]);
-        assert_eq!((window.judge()[0].share, window.judge()[1].share), (Some(0.25), Some(0.75)));
+        let mut window = run(&[&[server(1.0, 50)], &[server(1.0, 49), server(1.0, 25)]]);
+        assert_eq!((window.judge()[0].share, window.judge()[1].share), (Some(2.0 / 3.0), Some(1.0 / 3.0)));
+        window.sample(at(2), &[server(1.0, 50), server(1.0, 26)]);
+        assert_eq!(
+            (window.judge()[0].share, window.judge()[1].share),
+            (Some(51.0 / 77.0), Some(26.0 / 77.0))
+        );
     }
 }

@@ -16,6 +16,8 @@ pub const BACKENDS_MAX: usize = 65_535;
 pub const MESH_RING_SLOTS: usize = 1024;
 /// Slots of each ring between the control thread and a shard.
 pub const CONTROL_RING_SLOTS: usize = 1024;
+/// Leading prefix blocks of one prompt that are remembered and told to peers; with 256-byte blocks a whole MiB.
+pub const TOUCH_BLOCKS_MAX: usize = 4096;
 /// A shard turns its timers, deltas and deadlines at least this often while it has work.
 pub const SHARD_TICK_MS: u64 = 5;
 /// How old another shard's load figures may be, ring delay aside.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::proto::backend::catalog::{Catalog, RoutingMode};
+use crate::proto::backend::grouping::MIXED;
 use crate::proto::error::Rejection;
 use crate::proto::message::UpstreamFault;
 use crate::proto::report::{ShardReport, Times};
@@ -159,7 +160,18 @@ impl Figures {
             figures.add(report, &indices);
         }
         figures.set_shares();
+        figures.hide_idle_mixed(catalog);
         figures
+    }
+
+    /// Takes out the built-in pool `mixed` while nothing can be placed or waits in it. Built-in pools come after those that
+    /// servers belong to, so their indices stay.
+    fn hide_idle_mixed(&mut self, catalog: &Catalog) {
+        let Some(index) = catalog.pools.iter().position(|pool| &*pool.name == MIXED) else { return };
+        let in_use = catalog.routes.iter().any(|route| route.pool.index() == index);
+        if !in_use && self.pools[index].queued == 0 {
+            self.pools.remove(index);
+        }
     }
 
     fn add(&mut self, report: &ShardReport, indices: &[usize]) {
@@ -222,7 +234,8 @@ const fn mode_name(mode: RoutingMode) -> &'static str {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::proto::backend::catalog::{Address, Algorithm, Pool, Server};
+    use crate::proto::backend::catalog::{Address, Algorithm, KvRules, Pool, Server};
+    use crate::proto::backend::grouping::rebuild_groups;
     use crate::proto::ids::{PoolId, ShardId};
     use crate::proto::report::ServerFigures;
 
@@ -237,7 +250,11 @@ pub mod tests {
             pool: pool.map(PoolId),
             weight,
             weight_text: weight.to_string().into(),
+            affinity_weight: 1.0,
             max_concurrency: 32,
+            max_input_tokens: 0,
+            tier: "".into(),
+            kv_capacity_blocks: 1,
             api_key: None,
             models: Some(Vec::new()),
             removed: false,
@@ -251,6 +268,7 @@ pub mod tests {
             routing_mode: RoutingMode::Queue,
             queue_size: 10,
             queue_timeout_ms: 1000,
+            kv: KvRules::default(),
         }
     }
 
@@ -318,6 +336,27 @@ pub mod tests {
         assert_eq!((gpu1.share, gpu1.weight_share), (Some(0.25), Some(0.25)));
         assert_eq!((spare.share, spare.weight_share, spare.drift()), (None, None, None));
         assert_eq!(&*spare.pool, "spare");
+    }
+
+    #[test]
+    fn the_mixed_pool_shows_while_something_is_in_it() {
+        let mut catalog = Catalog {
+            servers: vec![server("a", Some(0), 1.0), server("b", None, 1.0)],
+            pools: vec![pool("p")],
+            ..Catalog::default()
+        };
+        rebuild_groups(&mut catalog);
+        let pools = |catalog: &Catalog, queued: &[u32]| {
+            let mut report = ShardReport::new(ShardId(0));
+            report.queued = queued.to_vec();
+            let figures = Figures::sum(catalog, &[], &[Some(Box::new(report))]);
+            figures.pools.iter().map(|pool| pool.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(pools(&catalog, &[0, 0]), ["p", MIXED]);
+        catalog.servers[1].removed = true;
+        rebuild_groups(&mut catalog);
+        assert_eq!(pools(&catalog, &[0, 1]), ["p", MIXED], "some request still waits there");
+        assert_eq!(pools(&catalog, &[1, 0]), ["p"]);
     }
 
     #[test]

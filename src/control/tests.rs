@@ -273,7 +273,7 @@ fn servers_come_up_are_listed_go_down_and_the_process_drains_on_both_drivers() {
             assert_eq!(health(told, 1), [false], "a server that hangs is said to be down");
             assert_eq!(health(told, 3), [false]);
             let catalog = last_catalog(told).unwrap();
-            let group = catalog.group(catalog.models[&b"c"[..]]);
+            let group = catalog.group(catalog.route(Some(b"c"), b"").unwrap().widest());
             assert_eq!(group.candidates, [BackendId(2)]);
             assert_eq!(catalog.servers[2].address, Some(Address::Tcp(two.address)));
             let versions: Vec<u64> = told

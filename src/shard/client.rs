@@ -278,7 +278,8 @@ impl Client {
         }
     }
 
-    fn unsettled(&self, change: i32) {
+    /// Something of this client's is (1) or is no longer (-1) under way that a draining shard waits for.
+    pub fn unsettled(&self, change: i32) {
         let count = &self.shard.unsettled;
         count.set(count.get().wrapping_add_signed(change));
     }

@@ -149,8 +149,7 @@ pub async fn relay(
         && client.end().is_none()
         && shard.phase.get() < Phase::Draining;
     desk.lines.clear();
-    let pool = shard.catalog.borrow().group(exchange.group).pool;
-    reply::push_lines(&mut desk.lines, &shard.faces.borrow(), pool, &placement, known);
+    reply::push_lines(&mut desk.lines, &shard.faces.borrow(), exchange.group, &placement, known);
     let mut out = shard.buffers.take(MEDIUM_BYTES);
     let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor };
     encode_response(&mut out, &desk.reply, &rx, &desk.lines, &rewrite);
@@ -332,6 +331,9 @@ async fn broken_off(
         upstream.socket.shutdown_both();
     }
     drop(exchange);
+    if shard.phase.get() == Phase::Stopping {
+        client.timer.spare();
+    }
     let stall_ms = shard.limits.between_bytes_timeout_ms;
     if client.settle(stall_ms).await.is_err() {
         return After::Close;

@@ -9,7 +9,7 @@ use crate::proto::classify::{Api, Endpoint};
 use crate::proto::dispatcher::Placement;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{Framing, Method, RequestHead};
-use crate::proto::ids::{GroupId, PoolId};
+use crate::proto::ids::GroupId;
 use crate::proto::message::Phase;
 
 /// What is known of a request's way so far: the header lines say no more than that.
@@ -29,9 +29,9 @@ impl Default for Known {
 }
 
 /// Appends the router's lines for an answer of a server.
-pub fn push_lines(lines: &mut Vec<u8>, faces: &Faces, pool: PoolId, placement: &Placement, known: &Known) {
+pub fn push_lines(lines: &mut Vec<u8>, faces: &Faces, group: GroupId, placement: &Placement, known: &Known) {
     lines.extend_from_slice(&faces.servers[placement.backend.index()]);
-    lines.extend_from_slice(&faces.pools[pool.index()]);
+    lines.extend_from_slice(&faces.groups[group.index()]);
     lines.extend_from_slice(&faces.inflight);
     push_number(lines, placement.in_flight.into());
     lines.push(b'/');
@@ -90,9 +90,8 @@ pub async fn refuse(
     let mut algorithm = None;
     if let Some(group) = known.group {
         let catalog = shard.catalog();
-        let pool = catalog.group(group).pool;
-        out.extend_from_slice(&faces.pools[pool.index()]);
-        algorithm = Some(catalog.pool(pool).algorithm);
+        out.extend_from_slice(&faces.groups[group.index()]);
+        algorithm = Some(catalog.pool(catalog.group(group).pool).algorithm);
     }
     push_way(&mut out, &faces, algorithm, known);
     out.extend_from_slice(&faces.reject_reason);

@@ -153,7 +153,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
     };
     let group = {
         let model = intake.model(client, desk);
-        let group = shard.dispatcher.borrow().resolve(model.as_deref());
+        let group = shard.dispatcher.borrow().resolve(model.as_deref(), b"", 0);
         group.map_err(|rejection| (rejection, not_found(rejection, model.as_deref())))
     };
     match group {
@@ -267,8 +267,11 @@ async fn finish_refused(
     close: bool,
 ) -> After {
     let close = close || client.shard.phase.get() >= Phase::Draining;
-    // The limit of the request's whole time is not for its refusal.
+    // The limit of the request's whole time is not for its refusal, and no stop cuts what says that the process stops.
     client.timer.clear_all();
+    if rejection == Rejection::ShuttingDown {
+        client.timer.spare();
+    }
     let sent = reply::refuse(client, Some(&desk.head), rejection, what, known, api, close).await;
     match (sent, close) {
         (false, _) => After::Close,
@@ -284,6 +287,13 @@ async fn finish_refused(
 /// connection and take the answer with it (RFC 9112 section 9.6). A client that goes on sending is cut off.
 async fn lingering_close(client: &mut Client) {
     client.socket.shutdown_write();
+    // The process waits for it when it drains: its end would reset the connection as well.
+    client.unsettled(1);
+    linger(client).await;
+    client.unsettled(-1);
+}
+
+async fn linger(client: &mut Client) {
     let until = client.shard.now().plus_ms(LINGERING_CLOSE_MS_MAX);
     while client.end().is_none() {
         let unread = client.unread().len();

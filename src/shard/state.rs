@@ -16,7 +16,7 @@ use super::memory::Memory;
 use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
-use crate::proto::backend::catalog::{Catalog, Pool, Server};
+use crate::proto::backend::catalog::{Catalog, Group, Server};
 use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
@@ -53,8 +53,8 @@ pub struct Faces {
     pub reject_reason: Box<[u8]>,
     /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
-    /// By `PoolId`: the pool line.
-    pub pools: Vec<Box<[u8]>>,
+    /// By `GroupId`: the pool line.
+    pub groups: Vec<Box<[u8]>>,
     /// By `BackendId`: the server's own key, where it has one.
     pub credentials: Vec<Option<OwnKey>>,
 }
@@ -72,7 +72,7 @@ impl Faces {
         let server = |server: &Server| {
             bytes(format!("{prefix}Server: {}\r\n{prefix}Weight: {}\r\n", server.name, server.weight_text))
         };
-        let pool = |pool: &Pool| bytes(format!("{prefix}Pool: {}\r\n", pool.name));
+        let group = |group: &Group| bytes(format!("{prefix}Pool: {}\r\n", group.label));
         let credential = |server: &Server| {
             let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
             server.api_key.as_deref().map(own)
@@ -85,7 +85,7 @@ impl Faces {
             retries: name("Retries"),
             reject_reason: name("Reject-Reason"),
             servers: catalog.servers.iter().map(server).collect(),
-            pools: catalog.pools.iter().map(pool).collect(),
+            groups: catalog.groups.iter().map(group).collect(),
         }
     }
 }
@@ -112,7 +112,7 @@ pub struct Shard {
     pub ready: Cell<bool>,
     /// Bytes of bodies held for routing and resending.
     pub buffered_bytes: Cell<usize>,
-    /// Writes to clients that were begun and not yet seen through.
+    /// Writes to clients that were begun and not yet seen through, and connections that close gently.
     pub unsettled: Cell<u32>,
     /// Accepting tasks, to be woken when the shard drains.
     pub acceptors: RefCell<Vec<Waker>>,

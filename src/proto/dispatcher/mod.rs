@@ -12,7 +12,8 @@
 //! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
 //! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
 //! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
-//! *Errors*: [`Rejection`]: `ModelNotFound`, `NoHealthyServer`, `AtCapacity`, `QueueFull`, `QueueTimeout`.
+//! *Errors*: [`Rejection`]: `ModelNotFound`, `NoServerInTier`, `InputTooLong`, `NoHealthyServer`, `AtCapacity`, `QueueFull`,
+//! `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
 
 mod benching;
@@ -209,15 +210,35 @@ impl Dispatcher {
         &self.catalog
     }
 
-    /// The group of a model as named in the request (`None`: it names none).
-    pub fn resolve(&self, model: Option<&[u8]>) -> Result<GroupId, Rejection> {
+    /// The group of a model as named in the request (`None`: it names none), in a tier (empty: none named), for an input of
+    /// about that many tokens (0: unknown). One hash lookup and short scans; allocates nothing.
+    pub fn resolve(&self, model: Option<&[u8]>, tier: &[u8], tokens: u64) -> Result<GroupId, Rejection> {
+        let Some(route) = self.catalog.route(model, tier) else { return Err(self.unrouted(model, tier)) };
+        // All its members admit short inputs, so whoever is up is live there.
+        let up = |id| self.router.group(id).is_some_and(|group| group.has_live());
+        route.group(tokens).ok_or_else(|| match up(route.widest()) {
+            true => Rejection::InputTooLong,
+            false => Rejection::NoHealthyServer,
+        })
+    }
+
+    /// The pool that such a request will be placed in, whatever the length of its input. `None`: it has no route.
+    pub fn route_pool(&self, model: Option<&[u8]>, tier: &[u8]) -> Option<PoolId> {
+        self.catalog.route(model, tier).map(|route| route.pool)
+    }
+
+    /// Why nobody serves that model in that tier.
+    fn unrouted(&self, model: Option<&[u8]>, tier: &[u8]) -> Rejection {
         let catalog = &self.catalog;
-        let Some(model) = model else { return catalog.unnamed.ok_or(Rejection::NoHealthyServer) };
-        match catalog.models.get(model).copied().or(catalog.unlisted) {
-            Some(group) => Ok(group),
+        if model.is_some_and(|model| !catalog.knows(model)) {
             // Some server has not answered yet, or none is there to ask: a 404 would be a guess.
-            None if catalog.learning || !self.routable() => Err(Rejection::NoHealthyServer),
-            None => Err(Rejection::ModelNotFound),
+            let guess = catalog.learning || !self.routable();
+            return if guess { Rejection::NoHealthyServer } else { Rejection::ModelNotFound };
+        }
+        // With no server at all the tier is not what is wrong; and one that is still asked may turn out to have the model.
+        match catalog.unnamed.is_empty() || catalog.learning && catalog.has_tier(tier) {
+            true => Rejection::NoHealthyServer,
+            false => Rejection::NoServerInTier,
         }
     }
 
@@ -495,7 +516,7 @@ impl Dispatcher {
             }
         }
         self.groups_current.clear();
-        self.groups_current.extend(catalog.models.values().chain(&catalog.unlisted).chain(&catalog.unnamed));
+        self.groups_current.extend(catalog.groups_in_use());
         self.groups_current.sort_unstable();
         self.groups_current.dedup();
         self.waiting_by_group.resize(self.waiting_by_group.len().max(catalog.groups.len()), 0);

@@ -227,10 +227,12 @@ impl Router {
         }
         let whole = self.shown.len() == held.live.len();
         let choice = match held.algorithm {
-            Algorithm::WeightedRoundRobin => {
+            Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
                 WeightedRoundRobin.choose(&mut held.wheel, &mut self.shown, whole)
             }
-            Algorithm::LeastConnections => LeastConnections.choose(&mut held.wheel, &mut self.shown, whole),
+            Algorithm::LeastConnections | Algorithm::StickySession => {
+                LeastConnections.choose(&mut held.wheel, &mut self.shown, whole)
+            }
         };
         if choice.turned {
             self.count(group, choice.slot, 1);

@@ -220,7 +220,7 @@ async fn admit(
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let decision = shard.dispatcher.borrow_mut().handle_request(since, group, tried);
+    let decision = shard.dispatcher.borrow_mut().handle_request(since, group, &wanted);
     match decision {
         Decision::Dispatch(placement) => {
             shard.pump();

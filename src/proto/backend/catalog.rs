@@ -82,6 +82,15 @@ impl Algorithm {
             Algorithm::KvAware => "kv-aware",
         }
     }
+
+    /// What decides where this algorithm has no preference, or it cannot be followed.
+    pub const fn fallback(self) -> Algorithm {
+        match self {
+            Algorithm::KvAware => Algorithm::WeightedRoundRobin,
+            Algorithm::StickySession => Algorithm::LeastConnections,
+            own => own,
+        }
+    }
 }
 
 /// What a pool does when no eligible candidate has room.

@@ -29,12 +29,13 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
+use super::backend::prefix_memory::{Match, MemoryFigures, PrefixMemory, Stamp};
 use super::backend::table::BackendTable;
 use super::error::Rejection;
-use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
+use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
 use super::report::ShardReport;
-use super::route::policy::Choice;
+use super::route::policy::{Affinity, Choice};
 use super::route::router::Router;
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
@@ -53,6 +54,8 @@ pub struct DispatcherOptions {
     pub wheel_phase: Option<u32>,
     /// Home's generosity with permits.
     pub lease_rules: LeaseRules,
+    /// What this shard's prefix memory may take, in bytes.
+    pub kv_memory_bytes_max: usize,
 }
 
 impl Default for DispatcherOptions {
@@ -63,6 +66,7 @@ impl Default for DispatcherOptions {
             bench_max_ms: 30_000,
             wheel_phase: None,
             lease_rules: LeaseRules::default(),
+            kv_memory_bytes_max: 1 << 30,
         }
     }
 }
@@ -78,6 +82,17 @@ pub struct Placement {
     pub algorithm_used: Algorithm,
     /// Time spent waiting, in nanoseconds; 0 when it went straight through.
     pub wait_ns: u64,
+}
+
+/// What a request asks for, besides its group.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// Servers that it has been to.
+    pub tried: Tried,
+    /// The first eight bytes of the digest of its session's key. Read in sticky-session pools.
+    pub session: Option<u64>,
+    /// Identities of its prompt's full blocks, in order. Read in kv-aware pools.
+    pub blocks: &'a [u64],
 }
 
 /// The answer to a request.
@@ -170,6 +185,9 @@ pub struct Dispatcher {
     lag_ns: Vec<u64>,
     events: VecDeque<Event>,
     messages: VecDeque<(ShardId, Message, Urgency)>,
+    memory: PrefixMemory,
+    /// Who holds how much of the prompt at hand; kept for its memory.
+    matches: Vec<Match>,
 }
 
 impl Dispatcher {
@@ -200,6 +218,8 @@ impl Dispatcher {
             lag_ns: vec![0; shards],
             events: VecDeque::new(),
             messages: VecDeque::new(),
+            memory: PrefixMemory::new(options.kv_memory_bytes_max),
+            matches: Vec::new(),
         };
         dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
         dispatcher
@@ -281,25 +301,32 @@ impl Dispatcher {
 
     /// Places a request that has been to `tried`. `AtCapacity` and `QueueFull` are definite: given only once no free permit
     /// exists anywhere. `NoHealthyServer`: no eligible server is left that was not tried.
-    pub fn handle_request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
-        if self.router.group(group).is_none() || !self.router.has_untried(group, tried) {
+    pub fn handle_request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
+        let Some(routed) = self.router.group(group).filter(|_| self.router.has_untried(group, wanted.tried))
+        else {
             return Decision::Reject(Rejection::NoHealthyServer);
+        };
+        self.matches.clear();
+        if routed.algorithm == Algorithm::KvAware && !wanted.blocks.is_empty() {
+            self.memory.lookup(routed.pool, wanted.blocks, &mut self.matches);
         }
         if self.home.is_some() {
-            self.request_at_home(now, group, tried)
+            self.request_at_home(now, group, wanted)
         } else {
-            self.request(now, group, tried)
+            self.request(now, group, wanted)
         }
     }
 
     /// On a shard that is not home.
-    fn request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
+    fn request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
+        let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
-        let choice = self.router.pick(group, tried, &self.table, |_, row| row.believed_room());
+        let affinity = Affinity { session: wanted.session, matches: &self.matches };
+        let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
-                return Decision::Dispatch(self.place(now, group, choice.backend, 0));
+                return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
             }
         }
         let ticket = self.wait(now, group, tried, choice);
@@ -309,14 +336,13 @@ impl Dispatcher {
     }
 
     /// Counts a request in; its permit is at hand.
-    fn place(&mut self, now: Nanos, group: GroupId, backend: BackendId, wait_ns: u64) -> Placement {
+    fn place(&mut self, now: Nanos, backend: BackendId, by: Algorithm, wait_ns: u64) -> Placement {
         self.table.begin(now, backend);
         let row = self.table.row(backend);
-        let algorithm_used = self.router.group(group).expect("placed by this group").algorithm;
         // Peers' figures may be stale; the permits are not.
         let in_flight =
             if row.gated() { row.total().min(row.ceiling.max(row.in_flight)) } else { row.total() };
-        Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used, wait_ns }
+        Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used: by, wait_ns }
     }
 
     fn wait(&mut self, now: Nanos, group: GroupId, tried: Tried, preferred: Option<Choice>) -> Ticket {
@@ -330,8 +356,9 @@ impl Dispatcher {
         ticket
     }
 
-    /// Ends the waiting of an unanswered ticket; it stays in the table, answered, until its event is polled.
-    fn answer(&mut self, ticket: Ticket, got: Option<BackendId>) -> Option<(GroupId, Nanos)> {
+    /// Ends the waiting of an unanswered ticket; it stays in the table, answered, until its event is polled. Says for which
+    /// group, since when, and what chose the server it got.
+    fn answer(&mut self, ticket: Ticket, got: Option<BackendId>) -> Option<(GroupId, Nanos, Algorithm)> {
         let waiting = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none())?;
         waiting.answered = Some(got);
         let (group, since) = (waiting.group, waiting.since);
@@ -339,16 +366,23 @@ impl Dispatcher {
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
-        if let Some(choice) = choice.filter(|c| got != Some(c.backend)) {
-            self.router.undo(group, choice);
-        }
-        Some((group, since))
+        let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let by = match choice {
+            Some(choice) if got == Some(choice.backend) => choice.by,
+            Some(choice) => {
+                self.router.undo(group, choice);
+                algorithm.fallback()
+            }
+            // Whichever server had room first.
+            None => algorithm.fallback(),
+        };
+        Some((group, since, by))
     }
 
     /// Gives a waiting request the permit that was just leased for it.
     fn grant(&mut self, now: Nanos, ticket: Ticket, backend: BackendId) -> bool {
-        let Some((group, since)) = self.answer(ticket, Some(backend)) else { return false };
-        let placement = self.place(now, group, backend, now.since(since));
+        let Some((_, since, by)) = self.answer(ticket, Some(backend)) else { return false };
+        let placement = self.place(now, backend, by, now.since(since));
         self.events.push_back(Event::Granted { ticket, placement });
         true
     }
@@ -383,7 +417,7 @@ impl Dispatcher {
 
     /// Takes an unanswered request out of the queue.
     fn leave_queue(&mut self, now: Nanos, ticket: Ticket) {
-        let Some((group, since)) = self.answer(ticket, None) else { return };
+        let Some((group, since, _)) = self.answer(ticket, None) else { return };
         if self.home.is_some() {
             self.withdraw_at_home(now, self.me, ticket, group, since);
         } else {
@@ -415,6 +449,38 @@ impl Dispatcher {
         } else {
             self.settle_lease(now, backend, Urgency::Wake);
         }
+    }
+
+    /// A request of this shard goes to that server of a kv-aware pool with this prompt, which is remembered. Says how
+    /// many of its leading blocks the server was believed to hold before. Peers have to hear of it as a touch.
+    pub fn handle_prompt(&mut self, now: Nanos, backend: BackendId, client: ClientId, blocks: &[u64]) -> u32 {
+        self.memory.record(Stamp { at: now, shard: self.me }, backend, client, blocks)
+    }
+
+    /// What was dispatched at `stamp` showed that the server holds only `keep` leading blocks of that prompt. Peers have to
+    /// hear of it as a touch.
+    pub fn handle_forgotten(&mut self, stamp: Stamp, backend: BackendId, blocks: &[u64], keep: u32) {
+        self.memory.drop_tail(stamp, backend, blocks, keep);
+    }
+
+    /// A peer's prompt.
+    pub fn handle_touch(&mut self, stamp: Stamp, backend: BackendId, client: ClientId, blocks: &[u64]) {
+        self.memory.record(stamp, backend, client, blocks);
+    }
+
+    /// The server lost its cache: it restarted, or another process took its place.
+    pub fn handle_restart(&mut self, backend: BackendId) {
+        self.memory.forget(backend);
+    }
+
+    /// What this shard remembers of a server's prompts.
+    pub fn memory(&self, backend: BackendId) -> MemoryFigures {
+        self.memory.figures(backend)
+    }
+
+    /// Bytes that this shard's prefix memory takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.bytes()
     }
 
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
@@ -496,8 +562,16 @@ impl Dispatcher {
     /// A new catalog takes the place of the old one. Every shard has to see every version, in order.
     pub fn handle_catalog(&mut self, now: Nanos, catalog: Box<Catalog>) {
         let known = self.catalog.servers.len();
-        self.catalog = catalog;
+        let old = std::mem::replace(&mut self.catalog, catalog);
         let catalog = &self.catalog;
+        for (i, server) in catalog.servers.iter().enumerate() {
+            let id = BackendId(i as u16);
+            let pool = server.pool.filter(|pool| catalog.pool(*pool).algorithm == Algorithm::KvAware);
+            self.memory.configure(id, pool.filter(|_| !server.removed), server.kv_capacity_blocks);
+            if old.servers.get(i).is_some_and(|old| old.address != server.address) {
+                self.memory.forget(id);
+            }
+        }
         if !catalog.servers.is_empty() {
             self.table.ensure(BackendId((catalog.servers.len() - 1) as u16));
         }

@@ -10,12 +10,14 @@
 //! the server × their candidates).
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
 
+use super::kv_aware::KvAware;
 use super::least_connections::LeastConnections;
-use super::policy::{Candidate, Choice, Policy};
+use super::policy::{Affinity, Candidate, Choice, Policy};
+use super::sticky_session::{Member, StickySession, hash_name};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
-use crate::proto::backend::catalog::{Algorithm, Catalog};
+use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
 use crate::proto::message::Tried;
@@ -26,6 +28,9 @@ pub struct RouteGroup {
     pub candidates: Vec<BackendId>,
     pub pool: PoolId,
     pub algorithm: Algorithm,
+    kv: KvRules,
+    /// What session keys are spread over, in sticky-session pools.
+    members: Vec<Member>,
     /// Slots of the live candidates.
     live: Vec<u16>,
     wheel: Wheel,
@@ -74,7 +79,7 @@ impl RouteGroup {
     fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
         let backend = self.candidates[slot as usize];
         let row = table.row(backend);
-        Candidate { backend, slot, weight: row.weight, in_flight: row.total() }
+        Candidate { backend, slot, weight: row.weight, in_flight: row.total(), matched: 0 }
     }
 }
 
@@ -90,6 +95,8 @@ pub struct Router {
     changes: Vec<(GroupId, u16)>,
     /// What is shown to the algorithm; kept for its memory.
     shown: Vec<Candidate>,
+    /// By server: blocks that it holds of the prompt at hand; all 0 between picks.
+    matched: Vec<u32>,
 }
 
 impl Router {
@@ -102,6 +109,7 @@ impl Router {
             groups_of: Vec::new(),
             changes: Vec::new(),
             shown: Vec::new(),
+            matched: Vec::new(),
         }
     }
 
@@ -142,17 +150,25 @@ impl Router {
     pub fn configure(&mut self, now: Nanos, catalog: &Catalog, table: &BackendTable) {
         self.groups_of.clear();
         self.groups_of.resize_with(catalog.servers.len(), Vec::new);
+        self.matched.resize(self.matched.len().max(catalog.servers.len()), 0);
         for (i, group) in catalog.groups.iter().enumerate() {
             let id = GroupId(i as u32);
             for (slot, backend) in (0..).zip(&group.candidates) {
                 self.groups_of[backend.index()].push((id, slot));
             }
-            let algorithm = catalog.pool(group.pool).algorithm;
+            let pool = catalog.pool(group.pool);
+            let (algorithm, kv) = (pool.algorithm, pool.kv);
+            let members = match algorithm {
+                Algorithm::StickySession => members(catalog, &group.members),
+                _ => Vec::new(),
+            };
             let slots = group.candidates.len();
             let fresh = RouteGroup {
                 candidates: group.candidates.clone(),
                 pool: group.pool,
                 algorithm,
+                kv,
+                members,
                 live: Vec::with_capacity(slots),
                 wheel: Wheel::new(slots),
                 phase: self.phase,
@@ -165,6 +181,8 @@ impl Router {
                 Some(held) if held.candidates == group.candidates => {
                     held.pool = group.pool;
                     held.algorithm = algorithm;
+                    held.kv = kv;
+                    held.members = fresh.members;
                 }
                 Some(held) => {
                     // Turns are absolute: what stands under a server must go on, or peers would hear of turns undone.
@@ -200,15 +218,20 @@ impl Router {
         if tried.is_empty() { group.has_live() } else { group.live().any(|id| !tried.contains(id)) }
     }
 
-    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel.
+    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel
+    /// unless an affinity decides.
     pub fn pick(
         &mut self,
         group: GroupId,
         tried: Tried,
+        affinity: Affinity<'_>,
         table: &BackendTable,
         mut room: impl FnMut(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
         let held = &mut self.groups[group.index()];
+        for held in affinity.matches {
+            self.matched[held.backend.index()] = held.blocks;
+        }
         self.shown.clear();
         for slot in &held.live {
             let backend = held.candidates[*slot as usize];
@@ -219,20 +242,26 @@ impl Router {
                     slot: *slot,
                     weight: row.weight,
                     in_flight: row.total(),
+                    matched: self.matched[backend.index()],
                 });
             }
+        }
+        for held in affinity.matches {
+            self.matched[held.backend.index()] = 0;
         }
         if self.shown.is_empty() {
             return None;
         }
         let whole = self.shown.len() == held.live.len();
+        let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
         let choice = match held.algorithm {
-            Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
-                WeightedRoundRobin.choose(&mut held.wheel, &mut self.shown, whole)
+            Algorithm::WeightedRoundRobin => WeightedRoundRobin.choose(wheel, shown, whole),
+            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown, whole),
+            Algorithm::StickySession => {
+                let sticky = StickySession { key: affinity.session, members: &held.members };
+                sticky.choose(wheel, shown, whole)
             }
-            Algorithm::LeastConnections | Algorithm::StickySession => {
-                LeastConnections.choose(&mut held.wheel, &mut self.shown, whole)
-            }
+            Algorithm::KvAware => KvAware { rules: &held.kv }.choose(wheel, shown, whole),
         };
         if choice.turned {
             self.count(group, choice.slot, 1);
@@ -276,7 +305,7 @@ impl Router {
         let heard = &mut held.heard[slot as usize * self.shards + from.index()];
         let news = turns.wrapping_sub(*heard) as i64;
         *heard = turns;
-        if held.algorithm == Algorithm::WeightedRoundRobin {
+        if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
             held.wheel.follow(slot, news);
         }
     }
@@ -299,4 +328,12 @@ impl Router {
             self.mark(group, slot);
         }
     }
+}
+
+fn members(catalog: &Catalog, ids: &[BackendId]) -> Vec<Member> {
+    let member = |id: &BackendId| {
+        let server = catalog.server(*id);
+        Member { backend: *id, name: hash_name(&server.name), weight: server.affinity_weight }
+    };
+    ids.iter().map(member).collect()
 }

@@ -187,7 +187,10 @@ mod tests {
         assert_eq!(found(&[turn, key, "Authorization: Basic Zm9v\r\n"]), some("key", "k2"));
         assert_eq!(found(&[turn, key, "Authorization: Bearer \r\n"]), some("key", "k2"));
         assert_eq!(found(&[turn]), some("multi-turn", "t1"));
-        assert_eq!(found(&["X-Lifeboat-Session-Id:   \r\n", "X-Lifeboat-Tier: gold\r\n", key]), some("key", "k2"));
+        assert_eq!(
+            found(&["X-Lifeboat-Session-Id:   \r\n", "X-Lifeboat-Tier: gold\r\n", key]),
+            some("key", "k2")
+        );
         assert_eq!(found(&["Authorization: short\r\n", "X-Api-Key:\r\n"]), None);
     }
 

@@ -45,12 +45,9 @@ impl KvAware<'_> {
 impl Policy for KvAware<'_> {
     fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
         match self.best(wheel, candidates) {
-            Some(chosen) => Choice {
-                backend: chosen.backend,
-                slot: chosen.slot,
-                turned: false,
-                by: Algorithm::KvAware,
-            },
+            Some(chosen) => {
+                Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware }
+            }
             None => WeightedRoundRobin.choose(wheel, candidates, whole),
         }
     }

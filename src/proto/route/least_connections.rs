@@ -38,11 +38,6 @@ impl Policy for LeastConnections {
         }
         let whole = whole && ties == candidates.len();
         let chosen = candidates[wheel.turn(&candidates[..ties], whole)];
-        Choice {
-            backend: chosen.backend,
-            slot: chosen.slot,
-            turned: false,
-            by: Algorithm::LeastConnections,
-        }
+        Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::LeastConnections }
     }
 }

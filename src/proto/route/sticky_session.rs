@@ -27,9 +27,9 @@ pub struct Member {
 
 /// The stable hash of a server's name: FNV-1a over its bytes, mixed.
 pub fn hash_name(name: &str) -> u64 {
-    let fnv = name
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
     mix(fnv)
 }
 
@@ -115,7 +115,8 @@ mod tests {
         let before = members(&[1.0, 3.0, 1.0]);
         let after = members(&[1.0, 3.0, 1.0, 5.0]);
         let (old, new) = (owners(&before, 20_000), owners(&after, 20_000));
-        let moved: Vec<_> = old.iter().zip(&new).filter(|(old, new)| old != new).map(|(_, new)| new).collect();
+        let moved: Vec<_> =
+            old.iter().zip(&new).filter(|(old, new)| old != new).map(|(_, new)| new).collect();
         assert!(moved.iter().all(|to| **to == BackendId(3)), "nobody moves between those that stay");
         assert!((9_000..=11_000).contains(&moved.len()), "its share is a half: {}", moved.len());
     }
@@ -139,13 +140,8 @@ mod tests {
         let key = (0..).map(mix).find(|key| owner(*key, &members) == Some(BackendId(0)));
         let mut wheel = Wheel::new(2);
         wheel.set_weights([1, 1]);
-        let candidate = |slot, in_flight| Candidate {
-            backend: BackendId(slot),
-            slot,
-            weight: 1,
-            in_flight,
-            matched: 0,
-        };
+        let candidate =
+            |slot, in_flight| Candidate { backend: BackendId(slot), slot, weight: 1, in_flight, matched: 0 };
         let policy = StickySession { key, members: &members };
         let choice = policy.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)], true);
         assert_eq!((choice.backend, choice.by), (BackendId(0), Algorithm::StickySession));

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use super::asked::Asked;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::{Action, TimerHandle};
@@ -30,13 +31,13 @@ use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::{Address, Server};
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Decision, Outcome, Placement};
+use crate::proto::dispatcher::{Decision, Outcome, Placement, Wanted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
     Credentials, FieldKind, Framing, HeadLimits, HeadScan, Parse, RequestRewrite, encode_request,
     parse_response,
 };
-use crate::proto::ids::{BackendId, GroupId};
+use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, Tried, UpstreamFault};
 
 /// Head and body up to this many bytes go out in one write; copying them is cheaper than a second one.
@@ -92,12 +93,12 @@ pub enum Attempt {
     Refuse(Rejection, &'static str),
 }
 
-/// See the module's text. `group` is where the request may go.
+/// See the module's text. `asked` says where the request may go.
 pub async fn forward(
     client: &mut Client,
     desk: &mut Desk,
     intake: &mut Intake,
-    group: GroupId,
+    asked: &Asked,
     known: &mut Known,
     api: Api,
 ) -> After {
@@ -106,7 +107,7 @@ pub async fn forward(
     let mut waited_ns = 0;
     let mut lost = None;
     for _ in 0..ATTEMPTS_MAX {
-        let admitted = admit(client, group, tried, known.until).await;
+        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known.until).await;
         if let Ok(Placement { wait_ns: ns, .. }) | Err(Some((_, ns))) = admitted {
             waited_ns += ns;
             known.wait_ns = Some(waited_ns);
@@ -132,6 +133,11 @@ pub async fn forward(
         }
         let held = Held::new(&shard, backend);
         let arrived = shard.now();
+        if asked.has_prompt {
+            let blocks = &desk.prompt.blocks;
+            let matched = shard.remember(arrived, backend, asked.client, blocks);
+            known.prefix_blocks = Some((matched, blocks.len() as u32));
+        }
         let mut attempt = attempt(client, desk, intake, backend, true, arrived).await;
         if matches!(attempt, Attempt::Stale) {
             again(&shard, backend, known);
@@ -148,12 +154,16 @@ pub async fn forward(
                 return refuse(client, desk, intake, Rejection::ShuttingDown, None, known, api).await;
             }
             Attempt::Answered { upstream, rx, sent } => {
-                let exchange = relay::Exchange::new(held, upstream, placement, group, sent, arrived);
+                let exchange = relay::Exchange::new(held, upstream, placement, *asked, sent, arrived);
                 return relay::relay(client, desk, intake, rx, exchange, known, api).await;
             }
             Attempt::Unconnected { errno } => {
                 shard.fault(backend, UpstreamFault::Connect, errno);
                 held.done(Outcome::Failure);
+                if let Some((matched, _)) = known.prefix_blocks {
+                    // It never got there.
+                    shard.forget_tail(arrived, backend, &desk.prompt.blocks, matched);
+                }
                 tried.push(backend);
                 lost = Some(backend);
             }
@@ -211,7 +221,8 @@ pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Reje
 /// rejection and how long was waited, in nanoseconds.
 async fn admit(
     client: &mut Client,
-    group: GroupId,
+    asked: &Asked,
+    blocks: &[u64],
     tried: Tried,
     until: Nanos,
 ) -> Result<Placement, Option<(Rejection, u64)>> {
@@ -220,7 +231,8 @@ async fn admit(
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let decision = shard.dispatcher.borrow_mut().handle_request(since, group, &wanted);
+    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks };
+    let decision = shard.dispatcher.borrow_mut().handle_request(since, asked.group, &wanted);
     match decision {
         Decision::Dispatch(placement) => {
             shard.pump();

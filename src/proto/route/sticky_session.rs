@@ -126,13 +126,14 @@ mod tests {
     fn choices_are_the_same_for_ever() {
         let equal: Vec<u16> = owners(&members(&[1.0; 5]), 12).iter().map(|id| id.0).collect();
         let unequal: Vec<u16> = owners(&members(&[1.0, 2.0, 4.0]), 12).iter().map(|id| id.0).collect();
+
         assert_eq!((hash_name("gpu0"), hash_name("")), (NAMES.0, NAMES.1));
         assert_eq!((equal, unequal), (EQUAL.to_vec(), UNEQUAL.to_vec()));
     }
 
-    const NAMES: (u64, u64) = (0, 0);
-    const EQUAL: [u16; 12] = [0; 12];
-    const UNEQUAL: [u16; 12] = [0; 12];
+    const NAMES: (u64, u64) = (13_314_237_713_601_510_707, 17_665_956_581_633_026_203);
+    const EQUAL: [u16; 12] = [3, 2, 1, 0, 0, 4, 2, 0, 0, 1, 2, 2];
+    const UNEQUAL: [u16; 12] = [2, 2, 1, 0, 2, 2, 2, 0, 2, 1, 2, 2];
 
     #[test]
     fn an_owner_that_is_not_shown_means_least_connections() {

@@ -1,6 +1,6 @@
 //! Everything that is not on a request's path, on one thread that is pinned to no core.
 //!
-//! * [`health`], [`models`], [`resolve`], [`watch`]: what servers are up, and what they serve.
+//! * [`health`], [`models`], [`scrape`], [`resolve`], [`watch`]: what servers are up, what they serve and hold.
 //! * [`state`]: what follows from that, and what the shards are told ([`port`]).
 //! * [`drain`], [`signals`]: how the process ends.
 //! * [`admin`], [`figures`], [`metrics`]: what operators see.
@@ -22,6 +22,7 @@ pub mod models;
 pub mod notify;
 pub mod port;
 pub mod resolve;
+pub mod scrape;
 pub mod signals;
 pub mod state;
 pub mod watch;
@@ -45,7 +46,7 @@ use self::signals::{Bell, Signals};
 use self::state::State;
 use crate::clock::{Clock, Nanos};
 use crate::proto::backend::catalog::Catalog;
-use crate::proto::config::{Driver, Settings};
+use crate::proto::config::{Driver, EngineMetrics, Settings};
 use crate::proto::ids::BackendId;
 use crate::proto::message::Phase;
 use crate::runtime;
@@ -74,6 +75,8 @@ pub struct Options {
     pub drain_timeout_ms: u64,
     /// Per server of the catalog: host and port to resolve, where its URL holds a name.
     pub names: Vec<Option<(Box<str>, u16)>>,
+    /// Per server of the catalog: how its engine publishes its figures.
+    pub engine_metrics: Vec<EngineMetrics>,
     /// The effective configuration as TOML, without secrets.
     pub config_text: String,
 }
@@ -91,6 +94,7 @@ impl Options {
             drain_settle_ms: settings.limits.drain_settle_ms,
             drain_timeout_ms: settings.limits.drain_timeout_ms,
             names: settings.all_servers().map(|server| server.url.unresolved().map(name)).collect(),
+            engine_metrics: settings.all_servers().map(|server| server.metrics).collect(),
             config_text: settings.to_toml(),
         }
     }
@@ -145,7 +149,8 @@ async fn serve<P: Port + 'static>(
     let now = clock.now();
     let shutdown = Shutdown::new(port.shards(), options.drain_settle_ms, options.drain_timeout_ms);
     let servers = catalog.servers.len();
-    let state = State::new(port, options.rules, catalog, options.names.clone(), shutdown, now);
+    let mut state = State::new(port, options.rules, catalog, options.names.clone(), shutdown, now);
+    state.set_engine_metrics(&options.engine_metrics);
     let shared = Rc::new(Shared {
         options,
         clock,

@@ -22,9 +22,16 @@ use super::port::Port;
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::{Address, Catalog};
 use crate::proto::backend::grouping::rebuild_groups;
+use crate::proto::config::EngineMetrics;
 use crate::proto::ids::{BackendId, ShardId};
 use crate::proto::message::{Notice, Phase, Update};
 use crate::proto::report::ShardReport;
+
+mod engines;
+mod live;
+
+pub use engines::CapacitySource;
+use engines::Engine;
 
 /// Models named in one line of the log; the rest is a count.
 const MODELS_LOGGED_MAX: usize = 8;
@@ -56,6 +63,7 @@ struct Watched {
     generation: u64,
     /// Until when it is benched. A verdict of one shard holds on all.
     benched_until: Nanos,
+    engine: Engine,
 }
 
 /// How a shard runs.
@@ -127,6 +135,7 @@ impl<P: Port> State<P> {
                 silent: false,
                 generation: 0,
                 benched_until: Nanos::ZERO,
+                engine: Engine::new(EngineMetrics::Auto),
             })
             .collect();
         State {
@@ -257,6 +266,7 @@ impl<P: Port> State<P> {
             }
             Err(_) => watched.resolve_due = watched.resolve_due.min(now.plus_ms(RESOLVE_RETRY_MS)),
         }
+        let mut returned = false;
         match (turn, &result) {
             (Some(true), _) => {
                 info!(server = %server.name, url = %server.url, "server up");
@@ -264,6 +274,7 @@ impl<P: Port> State<P> {
                 watched.learning = false;
                 watched.silent = false;
                 watched.generation += 1;
+                returned = watched.generation > 1;
             }
             (Some(false), Err(failure)) if !first => {
                 warn!(server = %server.name, url = %server.url, "server down: {failure}");
@@ -279,6 +290,9 @@ impl<P: Port> State<P> {
         if let Some(up) = turn.or(first.then_some(false)) {
             self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });
+        }
+        if returned {
+            self.handle_return(id);
         }
         let watched = &mut self.watched[id.index()];
         let learn =
@@ -463,7 +477,8 @@ impl<P: Port> State<P> {
             self.catalog.version += 1;
             let catalog = self.catalog.clone();
             self.tell_all(|| Update::Catalog(Box::new(catalog.clone())));
-            self.published = Some(catalog);
+            let before = self.published.replace(catalog);
+            self.forget_moved(before.as_ref());
         }
         self.update_readiness(now);
     }

@@ -102,6 +102,11 @@ pub enum Update {
         backend: BackendId,
         up: bool,
     },
+    /// The server's engine has lost its cache (it restarted, or another stands at its address): what is remembered of its
+    /// prefix blocks is void.
+    Forget {
+        backend: BackendId,
+    },
     /// Readiness changed: at least one server is routable.
     Ready(bool),
     Phase(Phase),

@@ -352,7 +352,7 @@ impl Shard {
                 *self.catalog.borrow_mut() = Rc::new((**catalog).clone());
             }
             Update::Health { backend, up: false } => self.upstreams.forget(*backend),
-            Update::Health { .. } => {}
+            Update::Health { .. } | Update::Forget { .. } => {}
             Update::Ready(ready) => self.ready.set(*ready),
             Update::Phase(phase) => {
                 self.phase.set(*phase);

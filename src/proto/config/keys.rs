@@ -171,12 +171,17 @@ impl<'a> Keys<'a> {
 
     /// The value of `key`; `default` where it is absent or faulty.
     pub(super) fn value<T: Value>(&mut self, key: &'static str, default: T, rule: &T::Rule) -> T {
+        self.optional(key, rule).unwrap_or(default)
+    }
+
+    /// The value of `key`; `None` where it is absent or faulty.
+    pub(super) fn optional<T: Value>(&mut self, key: &'static str, rule: &T::Rule) -> Option<T> {
         match self.raw(key).map(|raw| T::read(raw, rule)) {
-            None => default,
-            Some(Ok(value)) => value,
+            None => None,
+            Some(Ok(value)) => Some(value),
             Some(Err(expected)) => {
                 self.fault(key, expected);
-                default
+                None
             }
         }
     }

@@ -14,6 +14,7 @@
 mod build;
 mod fault;
 mod keys;
+mod live;
 mod overlay;
 mod pools;
 mod print;
@@ -25,10 +26,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 pub use fault::{Fault, Faults};
+pub use live::ServerChange;
 pub use overlay::{Override, Place};
 pub use pools::{PoolSettings, Secret, ServerSettings};
 pub use sections::{
-    Cores, Driver, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile, Runtime,
+    Cores, Driver, EngineMetrics, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile,
+    Runtime,
 };
 pub use url::{Host, ServerUrl};
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::fault::shorten;
-use super::keys::{Keys, Value, Word, list, nearest};
+use super::keys::{Keys, Value, Word, list};
 use super::print::Table;
-use super::sections::{Kv, MS_MAX};
+use super::sections::{EngineMetrics, Kv, MS_MAX};
 use super::url::{ServerUrl, without_credentials};
 use crate::proto::backend::catalog::{Algorithm, RoutingMode};
 use crate::proto::backend::grouping::{MIXED, QUEUE_SIZE, QUEUE_TIMEOUT_MS};
@@ -28,10 +28,10 @@ pub struct PoolSettings {
 /// Most requests that one pool may let wait.
 const QUEUE_SIZE_MAX: u32 = 1_000_000;
 /// Largest weight: sums of weights over every server stay exact enough to compare.
-const WEIGHT_MAX: f64 = 1e9;
-const CONCURRENCY_MAX: u32 = 1_000_000;
+pub(super) const WEIGHT_MAX: f64 = 1e9;
+pub(super) const CONCURRENCY_MAX: u32 = 1_000_000;
 /// Longest input that a limit may name, in tokens: far beyond any context.
-const INPUT_TOKENS_MAX: u32 = 1_000_000_000;
+pub(super) const INPUT_TOKENS_MAX: u32 = 1_000_000_000;
 
 /// One engine endpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,8 @@ pub struct ServerSettings {
     pub api_key_file: Option<PathBuf>,
     /// What that file holds; `None` before `Settings::load_keys`.
     pub api_key: Option<Secret>,
+    /// How its engine publishes its figures.
+    pub metrics: EngineMetrics,
 }
 
 /// A secret that debug output does not show.
@@ -148,7 +150,7 @@ pub(super) fn tier_check(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-type Check = fn(&str) -> Result<(), String>;
+pub(super) type Check = fn(&str) -> Result<(), String>;
 
 impl PoolSettings {
     pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
@@ -218,7 +220,7 @@ impl ServerSettings {
         for (key, default) in later() {
             keys.later(key, &default);
         }
-        read_metrics(&mut keys);
+        let metrics = keys.value("metrics", EngineMetrics::Auto, &());
         keys.end();
         Some(ServerSettings {
             name,
@@ -230,6 +232,7 @@ impl ServerSettings {
             routing_tier,
             api_key_file,
             api_key: None,
+            metrics,
         })
     }
 
@@ -237,30 +240,12 @@ impl ServerSettings {
         for (key, default) in later() {
             table.put(key, &default);
         }
-        table.put("metrics", &"auto".into());
     }
 }
 
 /// Keys of a server whose features are not in this version, with their defaults.
 fn later() -> [(&'static str, toml::Value); 3] {
     [("cluster_id", "".into()), ("routing_keys", toml::Value::Array(Vec::new())), ("input_tps", 0.into())]
-}
-
-/// Engines' own metrics are not read yet: naming their kind would have no effect.
-fn read_metrics(keys: &mut Keys<'_>) {
-    const KNOWN: [&str; 6] = ["auto", "vllm", "sglang", "trtllm", "llamacpp", "none"];
-    let Some(raw) = keys.raw("metrics") else { return };
-    match raw.as_str() {
-        Some("auto") => {}
-        Some(text) if KNOWN.contains(&text) => {
-            keys.fault("metrics", "not in this version; only the default, \"auto\", is accepted");
-        }
-        Some(text) => {
-            let near = nearest(text, &KNOWN).map(|near| format!("; nearest: \"{near}\"")).unwrap_or_default();
-            keys.fault("metrics", format!("expected {}{near}", list(&KNOWN)));
-        }
-        None => keys.fault("metrics", format!("expected {}", list(&KNOWN))),
-    }
 }
 
 fn read_url(keys: &mut Keys<'_>, dir: &Path) -> Option<ServerUrl> {

@@ -80,4 +80,5 @@ fn print_server(server: &ServerSettings, table: &mut Table<'_>) {
     table.put("routing_tier", &server.routing_tier.write());
     ServerSettings::print_later(table);
     table.put("api_key_file", &server.api_key_file.write());
+    table.put("metrics", &server.metrics.write());
 }

@@ -309,6 +309,22 @@ words! {
     LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace", }
 }
 words! {
+    /// How an engine publishes its figures.
+    #[derive(Default)]
+    EngineMetrics {
+        /// In whichever of the known ways.
+        #[default]
+        Auto = "auto",
+        Vllm = "vllm",
+        Sglang = "sglang",
+        Trtllm = "trtllm",
+        Llamacpp = "llamacpp",
+        /// Not at all: it is not asked.
+        None = "none",
+    }
+}
+
+words! {
     /// Whose contract a listener follows.
     Profile {
         /// Callers are untrusted.

@@ -303,7 +303,7 @@ fn what_comes_later_is_refused_unless_it_is_at_its_default() {
             "{found:?}"
         );
     }
-    for key in ["cluster_id = \"c\"", "routing_keys = [\"k\"]", "input_tps = 1.5", "metrics = \"vllm\""] {
+    for key in ["cluster_id = \"c\"", "routing_keys = [\"k\"]", "input_tps = 1.5"] {
         let found = faults(&format!("{SERVER}{key}"));
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("not in this version; only the default"), "{found:?}");
@@ -807,6 +807,7 @@ fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
             routing_tier,
             api_key_file,
             api_key: None,
+            metrics: EngineMetrics::Sglang,
         },
     )
 }

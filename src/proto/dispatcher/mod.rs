@@ -544,7 +544,7 @@ impl Dispatcher {
         match update {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
-            Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
+            Update::Forget { .. } | Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }
 

@@ -10,6 +10,8 @@ pub mod caller;
 pub mod endpoint;
 pub mod multipart;
 pub mod prompt;
+#[expect(unsafe_code, reason = "vector loads and run-time dispatch; nowhere else in `proto`")]
+mod simd;
 mod walk;
 
 pub use body::{Peek, peek, peek_prefix};

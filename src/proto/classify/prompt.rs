@@ -29,7 +29,8 @@ use std::borrow::Cow;
 
 use super::Endpoint;
 use super::walk::{Stop, Walker, object, unescape};
-use blocks::{Cutter, Keys};
+use blocks::Cutter;
+pub(super) use blocks::Keys;
 use outline::{Lead, Outline, Place, Section};
 
 /// Affinity ids longer than this are ignored, in bytes.

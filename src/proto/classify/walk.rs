@@ -12,6 +12,8 @@ use std::borrow::Cow;
 
 use memchr::memchr;
 
+use super::simd::{self, Level, Nested};
+
 /// Why a walk did not reach the object's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
@@ -30,7 +32,8 @@ pub(super) fn object<'a>(
     body: &'a [u8],
     mut member: impl FnMut(&mut Walker<'a>, &'a [u8]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let mut walker = Walker { body, at: if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 } };
+    let at = if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    let mut walker = Walker { body, at, level: Level::detect() };
     walker.members(&mut member)?;
     match walker.peek_byte() {
         Ok(_) => Err(Stop::Malformed),
@@ -42,6 +45,7 @@ pub(super) fn object<'a>(
 pub(super) struct Walker<'a> {
     pub body: &'a [u8],
     pub at: usize,
+    pub level: Level,
 }
 
 impl<'a> Walker<'a> {
@@ -81,7 +85,7 @@ impl<'a> Walker<'a> {
                 self.at += 1;
                 self.string().map(drop)
             }
-            b'{' | b'[' => self.skip_nested(),
+            b'{' | b'[' => self.skip_nested().map(drop),
             _ => self.scalar().map(drop),
         }
     }
@@ -136,34 +140,18 @@ impl<'a> Walker<'a> {
     #[inline]
     pub fn string(&mut self) -> Result<&'a [u8], Stop> {
         let start = self.at;
-        let end = string_end(self.body, start).ok_or(Stop::Truncated)?;
+        let end = string_end(self.level, self.body, start).ok_or(Stop::Truncated)?;
         self.at = end + 1;
         Ok(&self.body[start..end])
     }
 
-    /// From an opening bracket to behind the one that closes it. Kinds of brackets are not told apart.
-    pub fn skip_nested(&mut self) -> Result<(), Stop> {
-        let body = self.body;
-        let mut at = self.at;
-        let mut depth = 0_usize;
-        loop {
-            at = find_structural(body, at).ok_or(Stop::Truncated)?;
-            match body[at] {
-                b'"' => at = string_end(body, at + 1).ok_or(Stop::Truncated)? + 1,
-                b'{' | b'[' => {
-                    depth += 1;
-                    at += 1;
-                }
-                _ => {
-                    depth -= 1;
-                    at += 1;
-                    if depth == 0 {
-                        self.at = at;
-                        return Ok(());
-                    }
-                }
-            }
-        }
+    /// From an opening bracket to behind the one that closes it; answers whether white space stands between tokens. Kinds
+    /// of brackets are not told apart.
+    #[inline]
+    pub fn skip_nested(&mut self) -> Result<bool, Stop> {
+        let nested = nested(self.level, self.body, self.at);
+        self.at = nested.end.ok_or(Stop::Truncated)?;
+        Ok(nested.spaced)
     }
 
     /// A number or literal, as it stands; not validated.
@@ -196,9 +184,59 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
-/// Where the string that begins at `start` has its closing quote: the first one with an even run of backslashes before.
+/// The end of the nested value that begins with the bracket at `start`.
 #[inline]
-pub(super) fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
+pub(super) fn nested(level: Level, bytes: &[u8], start: usize) -> Nested {
+    #[cfg(target_arch = "x86_64")]
+    if let Level::Avx2(proof) = level
+        && let Some(nested) = proof.nested(bytes, start)
+    {
+        return nested;
+    }
+    let _ = level;
+    nested_plain(bytes, start)
+}
+
+fn nested_plain(bytes: &[u8], start: usize) -> Nested {
+    let (mut at, mut depth, mut spaced) = (start, 0_usize, false);
+    let mut end = || {
+        loop {
+            let gap = at;
+            at = find_structural(bytes, at)?;
+            spaced = spaced || bytes[gap..at].iter().any(|b| matches!(b, b' ' | b'\n' | b'\r' | b'\t'));
+            match bytes[at] {
+                b'"' => at = string_end_plain(bytes, at + 1)?,
+                b'{' | b'[' => depth += 1,
+                _ if depth == 1 => return Some(at + 1),
+                _ => depth -= 1,
+            }
+            at += 1;
+        }
+    };
+    Nested { end: end(), spaced }
+}
+
+/// Where the string that begins at `start` has its closing quote: the first one with an even run of backslashes before.
+/// Most strings of a request are short: the first bytes are looked at in place.
+#[inline]
+pub(super) fn string_end(level: Level, bytes: &[u8], start: usize) -> Option<usize> {
+    if let Some(chunk) = bytes.get(start..).and_then(|rest| rest.first_chunk::<16>()) {
+        let quotes = simd::equal_16(chunk, b'"');
+        if quotes != 0 {
+            let quote = quotes.trailing_zeros() as usize;
+            if quote == 0 || chunk[quote - 1] != b'\\' {
+                return Some(start + quote);
+            }
+        }
+    }
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(proof) => proof.string_end(bytes, start),
+        Level::Plain => string_end_plain(bytes, start),
+    }
+}
+
+fn string_end_plain(bytes: &[u8], start: usize) -> Option<usize> {
     let mut from = start;
     loop {
         let quote = find_quote(bytes, from)?;

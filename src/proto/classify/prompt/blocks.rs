@@ -13,14 +13,17 @@
 //! *Source*: Black, Halevi, Krawczyk, Krovetz, Rogaway, "UMAC: Fast and Secure Message Authentication" (CRYPTO 1999), for
 //! NH and its bound.
 
+use super::super::simd::{self, Key, Level};
+
 /// Bytes hashed with one key.
 pub(super) const CHUNK_BYTES: usize = 256;
 
 /// Secret keys of the hash, derived from a seed.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(in super::super) struct Keys {
     seed: u64,
-    pub words: [u32; CHUNK_BYTES / 4],
+    level: Level,
+    pub words: Key,
     pub fold: [u64; 4],
 }
 
@@ -35,7 +38,7 @@ impl Keys {
             word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             word ^ (word >> 31)
         };
-        let mut keys = Keys { seed, words: [0; CHUNK_BYTES / 4], fold: [0; 4] };
+        let mut keys = Keys { seed, level: Level::detect(), words: [0; CHUNK_BYTES / 4], fold: [0; 4] };
         for pair in keys.words.chunks_exact_mut(2) {
             let word = next();
             pair[0] = word as u32;
@@ -79,7 +82,7 @@ impl Keys {
     /// The content of a block from that of its chunks so far and the next chunk, which has whole 8-byte words.
     #[inline(always)]
     fn content(&self, so_far: u64, chunk: &[u8]) -> u64 {
-        self.join(so_far, nh(&self.words, chunk))
+        self.join(so_far, simd::nh(self.level, &self.words, chunk))
     }
 
     #[inline(always)]
@@ -99,18 +102,6 @@ impl Keys {
 pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
-}
-
-/// NH of a chunk of whole 8-byte words, in plain code.
-#[inline]
-pub(super) fn nh(keys: &[u32; CHUNK_BYTES / 4], chunk: &[u8]) -> u64 {
-    let mut sum = 0_u64;
-    for (pair, key) in chunk.chunks_exact(8).zip(keys.chunks_exact(2)) {
-        let low = u32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]]).wrapping_add(key[0]);
-        let high = u32::from_le_bytes([pair[4], pair[5], pair[6], pair[7]]).wrapping_add(key[1]);
-        sum = sum.wrapping_add(u64::from(low) * u64::from(high));
-    }
-    sum
 }
 
 /// Takes a prompt's bytes piece by piece and appends each full block's identity to `blocks`.
@@ -168,14 +159,33 @@ impl<'a> Cutter<'a> {
             self.take_chunk();
             bytes = &bytes[some..];
         }
+        if self.block_bytes <= CHUNK_BYTES && self.block_bytes.is_multiple_of(8) {
+            // Whole blocks of one chunk, the common case.
+            let count = bytes.len() / self.block_bytes;
+            if count > 0 {
+                let (whole, rest) = bytes.split_at(count * self.block_bytes);
+                let first = self.blocks.len();
+                self.blocks.resize(first + count, 0);
+                let slots = &mut self.blocks[first..];
+                self.identity = simd::identities(
+                    self.keys.level,
+                    self.keys,
+                    whole,
+                    self.block_bytes,
+                    self.identity,
+                    slots,
+                );
+                bytes = rest;
+            }
+        }
         loop {
             let chunk_bytes = self.chunk_bytes();
             if bytes.len() < chunk_bytes {
                 break;
             }
             let (chunk, rest) = bytes.split_at(chunk_bytes);
-            if chunk_bytes % 8 == 0 {
-                self.take(chunk_bytes, nh(&self.keys.words, chunk));
+            if chunk_bytes.is_multiple_of(8) {
+                self.take(chunk_bytes, simd::nh(self.keys.level, &self.keys.words, chunk));
             } else {
                 self.chunk[..chunk_bytes].copy_from_slice(chunk);
                 self.filled = chunk_bytes;
@@ -191,7 +201,7 @@ impl<'a> Cutter<'a> {
     fn take_chunk(&mut self) {
         let padded = self.filled.next_multiple_of(8);
         self.chunk[self.filled..padded].fill(0);
-        self.take(self.filled, nh(&self.keys.words, &self.chunk[..padded]));
+        self.take(self.filled, simd::nh(self.keys.level, &self.keys.words, &self.chunk[..padded]));
         self.filled = 0;
     }
 

@@ -14,6 +14,7 @@
 //! *Errors*: [`Stop`]; the segments found until then stay.
 //! *Source*: the OpenAI, Anthropic, vLLM and SGLang request formats; the Lifeboat rules, section 5.1.
 
+use super::super::simd::Level;
 use super::super::walk::{Stop, Walker, string_end, unescape};
 
 /// Separator in front of a segment's bytes. No JSON string holds these bytes.
@@ -201,24 +202,31 @@ impl Outline {
     /// The value that begins here as it stands, without white space between its tokens.
     pub fn own(&mut self, walker: &mut Walker<'_>) -> Result<(), Stop> {
         let start = walker.at;
-        let outcome = walker.skip_value();
-        let end = match outcome {
-            Ok(()) => walker.at,
-            Err(Stop::Truncated) => walker.body.len(),
-            Err(stop) => return Err(stop),
-        };
-        self.compact(walker.body, start, end);
-        outcome
+        match walker.skip_nested() {
+            Ok(false) => {
+                self.push(Lead::Raw, Place::Body, start, walker.at - start);
+                Ok(())
+            }
+            Ok(true) => {
+                self.compact(&walker.body[start..walker.at]);
+                Ok(())
+            }
+            Err(stop) => {
+                if stop == Stop::Truncated {
+                    self.compact(&walker.body[start..]);
+                }
+                Err(stop)
+            }
+        }
     }
 
-    /// A segment for `body[start..end]` without white space outside strings.
-    fn compact(&mut self, body: &[u8], start: usize, end: usize) {
-        let bytes = &body[..end];
-        let (mut run, mut at) = (start, start);
-        let scratch_start = self.scratch.len();
-        while at < end {
-            match bytes[at] {
-                b'"' => at = string_end(bytes, at + 1).map_or(end, |quote| quote + 1),
+    /// A segment for `bytes` without white space outside strings.
+    fn compact(&mut self, bytes: &[u8]) {
+        let start = self.scratch.len();
+        let (mut run, mut at) = (0, 0);
+        while let Some(byte) = bytes.get(at) {
+            match byte {
+                b'"' => at = string_end(Level::Plain, bytes, at + 1).map_or(bytes.len(), |quote| quote + 1),
                 b' ' | b'\n' | b'\r' | b'\t' => {
                     self.scratch.extend_from_slice(&bytes[run..at]);
                     at += 1;
@@ -227,12 +235,8 @@ impl Outline {
                 _ => at += 1,
             }
         }
-        if run == start {
-            self.push(Lead::Raw, Place::Body, start, end - start);
-        } else {
-            self.scratch.extend_from_slice(&bytes[run..]);
-            self.push(Lead::Raw, Place::Scratch, scratch_start, self.scratch.len() - scratch_start);
-        }
+        self.scratch.extend_from_slice(&bytes[run..]);
+        self.push(Lead::Raw, Place::Scratch, start, self.scratch.len() - start);
     }
 
     /// A scalar that is not `null`, behind what `before` puts in front of it.
@@ -290,9 +294,7 @@ impl Outline {
         loop {
             let mut id = 0_u64;
             let first = walker.at;
-            loop {
-                // Digits at the very end may have more behind them.
-                let Some(digit @ b'0'..=b'9') = walker.body.get(walker.at).copied() else { break };
+            while let Some(digit @ b'0'..=b'9') = walker.body.get(walker.at).copied() {
                 id = id * 10 + u64::from(digit - b'0');
                 walker.at += 1;
                 if walker.at - first > 10 {

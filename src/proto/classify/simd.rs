@@ -1,0 +1,337 @@
+//! Vector code: the end of a string, the end of a nested value, and the hash of blocks; chosen at run time.
+//!
+//! This is the one module of `proto` that holds `unsafe`: loads of vectors, and calls of functions that need AVX2. Each
+//! function has plain code beside it, which runs where AVX2 is missing.
+//!
+//! *Invariant*: vector and plain code give the same result for any input; tests compare them.
+//! *Bound and cost*: O(bytes). With AVX2 about an eighth of an instruction per byte of a string without quotes, one per
+//! byte of a nested value, a fifth per byte hashed. No allocation.
+//! *Errors*: none.
+//! *Source*: Langdale, Lemire, "Parsing Gigabytes of JSON per Second" (VLDB Journal 28, 2019), for finding escaped quotes
+//! and the inside of strings with bit masks; NH in [`super::prompt`].
+
+use super::prompt::Keys;
+
+/// Words of the key of a hashed chunk.
+pub(super) type Key = [u32; 64];
+
+/// What the processor can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Plain,
+    /// AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ. Only [`Level::detect`] makes it, having looked.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(x86::Proof),
+}
+
+impl Level {
+    #[inline]
+    pub fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(proof) = x86::Proof::look() {
+            return Level::Avx2(proof);
+        }
+        Level::Plain
+    }
+}
+
+/// How a nested value ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Nested {
+    /// Behind the closing bracket. `None`: the text ends first.
+    pub end: Option<usize>,
+    /// White space stands between its tokens. Says nothing where the text ends first.
+    pub spaced: bool,
+}
+
+/// Sixteen bits: which bytes of `chunk` are `byte`.
+#[inline(always)]
+pub(super) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    return x86::equal_16(chunk, byte);
+    #[cfg(not(target_arch = "x86_64"))]
+    return chunk.iter().enumerate().fold(0, |mask, (at, b)| mask | u32::from(*b == byte) << at);
+}
+
+/// Names each block of `block_bytes` of `bytes`, one to a chunk, behind a block of the identity `before`; `identities` has one place
+/// for each. Answers the last identity.
+#[inline]
+pub(super) fn identities(
+    level: Level,
+    keys: &Keys,
+    bytes: &[u8],
+    block_bytes: usize,
+    before: u64,
+    identities: &mut [u64],
+) -> u64 {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(proof) if block_bytes.is_multiple_of(32) => {
+            proof.identities(keys, bytes, block_bytes, before, identities)
+        }
+        _ => {
+            let mut identity = before;
+            for (chunk, slot) in bytes.chunks_exact(block_bytes).zip(identities) {
+                identity = keys.chain(identity, keys.join(0, nh_plain(&keys.words, chunk)));
+                *slot = identity;
+            }
+            identity
+        }
+    }
+}
+
+/// NH of a chunk of whole 8-byte words, at most 256 bytes: words of 32 bits are added to the key's, multiplied in pairs
+/// and summed.
+#[inline]
+pub(super) fn nh(level: Level, key: &Key, chunk: &[u8]) -> u64 {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(proof) if chunk.len().is_multiple_of(32) => proof.nh(key, chunk),
+        _ => nh_plain(key, chunk),
+    }
+}
+
+fn nh_plain(key: &Key, chunk: &[u8]) -> u64 {
+    let mut sum = 0_u64;
+    for (pair, key) in chunk.chunks_exact(8).zip(key.chunks_exact(2)) {
+        let low = u32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]]).wrapping_add(key[0]);
+        let high = u32::from_le_bytes([pair[4], pair[5], pair[6], pair[7]]).wrapping_add(key[1]);
+        sum = sum.wrapping_add(u64::from(low) * u64::from(high));
+    }
+    sum
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Key, Keys, Nested};
+
+    /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Proof(());
+
+    #[inline(always)]
+    pub fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
+        // SAFETY: the load reads the sixteen bytes of `chunk`, in any alignment; SSE2 is part of x86-64.
+        unsafe {
+            let bytes = _mm_loadu_si128(chunk.as_ptr().cast());
+            _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8))) as u32
+        }
+    }
+
+    impl Proof {
+        #[inline]
+        pub fn look() -> Option<Proof> {
+            let has = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("popcnt")
+                && is_x86_feature_detected!("pclmulqdq");
+            has.then_some(Proof(()))
+        }
+
+        /// As [`super::super::walk::string_end`].
+        #[inline]
+        pub fn string_end(self, bytes: &[u8], start: usize) -> Option<usize> {
+            // SAFETY: a `Proof` exists only where the processor has what the function needs.
+            unsafe { string_end(bytes, start) }
+        }
+
+        /// As [`super::nh_plain`], for chunks of whole 32 bytes.
+        #[inline]
+        pub fn nh(self, key: &Key, chunk: &[u8]) -> u64 {
+            // SAFETY: as above.
+            unsafe { nh(key, chunk) }
+        }
+
+        /// As [`super::identities`], for blocks of whole 32 bytes up to 256.
+        #[inline]
+        pub fn identities(
+            self,
+            keys: &Keys,
+            bytes: &[u8],
+            block_bytes: usize,
+            before: u64,
+            identities: &mut [u64],
+        ) -> u64 {
+            // SAFETY: as above.
+            unsafe { self::identities(keys, bytes, block_bytes, before, identities) }
+        }
+
+        /// The end of the nested value that begins with a bracket at `start`. `None`: a backslash outside strings, which
+        /// no JSON has; plain code shall tell.
+        #[inline]
+        pub fn nested(self, bytes: &[u8], start: usize) -> Option<Nested> {
+            // SAFETY: as above.
+            unsafe { nested(bytes, start) }
+        }
+    }
+
+    /// 32 bytes from `at` on.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn load(bytes: &[u8], at: usize) -> __m256i {
+        let bytes: &[u8; 32] = bytes[at..at + 32].try_into().expect("32 bytes");
+        // SAFETY: the load reads the 32 bytes just sliced, in any alignment.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn equal(bytes: __m256i, byte: u8) -> __m256i {
+        _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(byte as i8))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn mask(low: __m256i, high: __m256i) -> u64 {
+        u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
+        let mut at = start;
+        while at + 64 <= bytes.len() {
+            let low = equal(load(bytes, at), b'"');
+            let high = equal(load(bytes, at + 32), b'"');
+            if _mm256_movemask_epi8(_mm256_or_si256(low, high)) != 0 {
+                let mut quotes = mask(low, high);
+                while quotes != 0 {
+                    let quote = at + quotes.trailing_zeros() as usize;
+                    if ends(bytes, start, quote) {
+                        return Some(quote);
+                    }
+                    quotes &= quotes - 1;
+                }
+            }
+            at += 64;
+        }
+        (at..bytes.len()).find(|at| bytes[*at] == b'"' && ends(bytes, start, *at))
+    }
+
+    /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.
+    #[inline(always)]
+    fn ends(bytes: &[u8], start: usize, quote: usize) -> bool {
+        let mut run = quote;
+        while run > start && bytes[run - 1] == b'\\' {
+            run -= 1;
+        }
+        (quote - run).is_multiple_of(2)
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn nh(key: &Key, chunk: &[u8]) -> u64 {
+        let mut sum = _mm256_setzero_si256();
+        for (eight, key) in chunk.chunks_exact(32).zip(key.chunks_exact(8)) {
+            // SAFETY: the loads read the 32 bytes of each slice, in any alignment.
+            let (words, key) = unsafe {
+                (_mm256_loadu_si256(eight.as_ptr().cast()), _mm256_loadu_si256(key.as_ptr().cast()))
+            };
+            let words = _mm256_add_epi32(words, key);
+            let product = _mm256_mul_epu32(words, _mm256_srli_epi64::<32>(words));
+            sum = _mm256_add_epi64(sum, product);
+        }
+        let sum = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        let sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
+        _mm_cvtsi128_si64(sum) as u64
+    }
+
+    #[target_feature(enable = "avx2,bmi2")]
+    fn identities(keys: &Keys, bytes: &[u8], block_bytes: usize, before: u64, identities: &mut [u64]) -> u64 {
+        let mut identity = before;
+        if block_bytes == 256 {
+            // Of known length, so that the loop in `nh` is no loop.
+            for (chunk, slot) in bytes.as_chunks::<256>().0.iter().zip(identities) {
+                identity = keys.chain(identity, keys.join(0, nh(&keys.words, chunk)));
+                *slot = identity;
+            }
+        } else {
+            for (chunk, slot) in bytes.chunks_exact(block_bytes).zip(identities) {
+                identity = keys.chain(identity, keys.join(0, nh(&keys.words, chunk)));
+                *slot = identity;
+            }
+        }
+        identity
+    }
+
+    /// Bits of the bytes that a backslash escapes, and whether the byte behind the last is.
+    #[inline(always)]
+    fn escaped(backslashes: u64, carry: &mut bool) -> u64 {
+        if backslashes == 0 {
+            return u64::from(std::mem::take(carry));
+        }
+        const EVEN: u64 = 0x5555_5555_5555_5555;
+        // A backslash that is itself escaped escapes nothing.
+        let backslashes = backslashes & !u64::from(*carry);
+        let follows = backslashes << 1 | u64::from(*carry);
+        let odd_starts = backslashes & !EVEN & !follows;
+        let (sequences, over) = odd_starts.overflowing_add(backslashes);
+        *carry = over;
+        (EVEN ^ (sequences << 1)) & follows
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt,pclmulqdq")]
+    fn nested(bytes: &[u8], start: usize) -> Option<Nested> {
+        let mut at = start;
+        let mut depth = 0_u64;
+        let mut spaced = false;
+        let (mut escape_carry, mut string_carry) = (false, 0_u64);
+        let spaces = _mm256_setr_epi8(
+            0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09, 0x0a, 1, 1, 0x0d, 1, 1, 0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09,
+            0x0a, 1, 1, 0x0d, 1, 1,
+        );
+        let mut tail = [0; 64];
+        loop {
+            let (low, high) = if at + 64 <= bytes.len() {
+                (load(bytes, at), load(bytes, at + 32))
+            } else if at < bytes.len() {
+                tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
+                (load(&tail, 0), load(&tail, 32))
+            } else {
+                return Some(Nested { end: None, spaced });
+            };
+            let backslashes = mask(equal(low, b'\\'), equal(high, b'\\'));
+            let quotes = mask(equal(low, b'"'), equal(high, b'"')) & !escaped(backslashes, &mut escape_carry);
+            // From each opening quote up to its closing one.
+            let inside = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, quotes as i64), _mm_set1_epi8(-1));
+            let inside = _mm_cvtsi128_si64(inside) as u64 ^ string_carry;
+            string_carry = ((inside as i64) >> 63) as u64;
+            if backslashes & !inside != 0 {
+                return None;
+            }
+            let space = mask(
+                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, low), low),
+                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, high), high),
+            ) & !inside;
+            // With this bit set `[` is `{` and `]` is `}`, and nothing else is either.
+            let bit = _mm256_set1_epi8(0x20);
+            let (low, high) = (_mm256_or_si256(low, bit), _mm256_or_si256(high, bit));
+            let opens = mask(equal(low, b'{'), equal(high, b'{')) & !inside;
+            let mut closes = mask(equal(low, b'}'), equal(high, b'}')) & !inside;
+            let closing = u64::from(closes.count_ones());
+            if closing < depth {
+                depth = depth + u64::from(opens.count_ones()) - closing;
+                spaced |= space != 0;
+            } else {
+                let mut passed = 0;
+                while closes != 0 {
+                    let before = (closes & closes.wrapping_neg()) - 1;
+                    passed += 1;
+                    if depth + u64::from((opens & before).count_ones()) == passed {
+                        let end = at + closes.trailing_zeros() as usize + 1;
+                        return Some(Nested { end: Some(end), spaced: spaced || space & before != 0 });
+                    }
+                    closes &= closes - 1;
+                }
+                depth = depth + u64::from(opens.count_ones()) - closing;
+                spaced |= space != 0;
+            }
+            at += 64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

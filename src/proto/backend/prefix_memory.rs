@@ -199,7 +199,7 @@ impl PrefixMemory {
             for (pool, domain) in self.domains.iter_mut().enumerate() {
                 let Some(domain) = domain else { continue };
                 let blocks = domain_blocks(&self.members, pool, cut);
-                domain.index.holders.configure(domain.slots.len(), sets_max(blocks));
+                domain.index.configure(domain.slots.len(), sets_max(blocks));
                 domain.index.shrink();
             }
         }

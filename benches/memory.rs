@@ -79,6 +79,8 @@ const CASES: &[Case] = &[
     ("lookup_256", 256, 4096, 0, Bench::lookup),
     ("lookup_shared_8", 8, 4096, 64, Bench::lookup),
     ("lookup_shared_256", 256, 4096, 64, Bench::lookup),
+    ("best_shared_8", 8, 4096, 64, Bench::best),
+    ("best_shared_256", 256, 4096, 64, Bench::best),
     ("hit_8", 8, 4096, 0, Bench::hit),
     ("hit_256", 256, 4096, 0, Bench::hit),
     ("hit_shared_8", 8, 4096, 64, Bench::hit),
@@ -137,6 +139,15 @@ impl Bench {
         let best = Match { backend: BackendId((of % self.servers) as u16), blocks: BLOCKS as u32 };
         assert_eq!(self.matches[0], best);
         assert_eq!(self.matches.len() as u64, if self.shared > 0 { self.servers } else { 1 });
+    }
+
+    /// As `lookup`, asked for the best alone.
+    fn best(&mut self) {
+        let of = self.round % 64;
+        self.round += 1;
+        self.memory.lookup_best(POOL, black_box(&self.known[of as usize]), 2, |_| true, &mut self.matches);
+        let best = Match { backend: BackendId((of % self.servers) as u16), blocks: BLOCKS as u32 };
+        assert_eq!(self.matches, [best]);
     }
 
     /// ... and recorded on that server, for its client.

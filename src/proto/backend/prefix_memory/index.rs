@@ -25,6 +25,27 @@ struct Entry {
     next: u32,
 }
 
+/// Servers that hold just so many leading blocks of a prompt: the slots `64 × word` and the 63 after it, as a mask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Level {
+    pub(super) blocks: u32,
+    word: u32,
+    members: u64,
+}
+
+impl Level {
+    /// The slots, lowest first.
+    #[inline]
+    pub(super) fn slots(self) -> impl Iterator<Item = u16> {
+        let Level { word, mut members, .. } = self;
+        std::iter::from_fn(move || {
+            let bit = members.trailing_zeros();
+            members &= members.wrapping_sub(1);
+            (bit < 64).then(|| (word * 64 + bit) as u16)
+        })
+    }
+}
+
 /// As many buckets as there is room for entries.
 #[derive(Debug)]
 struct Part {
@@ -132,11 +153,6 @@ impl Index {
         size_of::<Index>() + parts.sum::<usize>() + self.holders.bytes() + self.running.capacity() * 8
     }
 
-    #[inline]
-    fn holders_of(&self, identity: u64) -> Set {
-        self.parts[(identity >> (64 - PART_BITS)) as usize].holders(identity)
-    }
-
     /// The server now holds the block.
     #[inline]
     pub(super) fn add(&mut self, identity: u64, slot: u16) {
@@ -193,66 +209,73 @@ impl Index {
         }
     }
 
-    /// Calls `out` with every server that holds the first block and how many leading blocks it holds, shortest first, of
-    /// equals the highest slot first.
+    /// Fills `levels` (emptied first) with the servers that hold the first block and how many leading blocks they hold: fewest
+    /// blocks first, of equals the highest slots first.
     #[inline]
-    pub(super) fn lookup(&mut self, blocks: &[u64], mut out: impl FnMut(u16, u32)) {
+    pub(super) fn lookup(&mut self, blocks: &[u64], levels: &mut Vec<Level>) {
+        levels.clear();
         let Some(first) = blocks.first() else { return };
-        let mut last = self.holders_of(*first);
-        let Some(mask) = last.mask() else {
-            return self.lookup_wide(last, blocks, out);
+        let mut holders = holders_of(&self.parts, *first);
+        let Some(mask) = holders.mask() else {
+            return self.lookup_wide(holders, blocks, levels);
         };
         let mut running = u64::from(mask);
-        for (at, block) in blocks.iter().enumerate().skip(1) {
-            let holders = self.holders_of(*block);
-            if holders != last {
-                last = holders;
-                let keep = running & self.holders.word(holders, 0);
-                each(running & !keep, 0, at as u32, &mut out);
-                running = keep;
-                if running == 0 {
-                    return;
-                }
+        let mut at = 0;
+        while running != 0 && at < blocks.len() {
+            let same;
+            (same, holders) = same_holders(&self.parts, &blocks[at..], holders);
+            at += same;
+            // Past the end nobody holds anything.
+            let keep = running & self.holders.word(holders, 0);
+            if keep != running {
+                levels.push(Level { blocks: at as u32, word: 0, members: running & !keep });
             }
+            running = keep;
         }
-        each(running, 0, blocks.len() as u32, &mut out);
     }
 
     /// The same when the first block's holders are more than a mask.
-    fn lookup_wide(&mut self, first: Set, blocks: &[u64], mut out: impl FnMut(u16, u32)) {
+    fn lookup_wide(&mut self, first: Set, blocks: &[u64], levels: &mut Vec<Level>) {
         let mut running = std::mem::take(&mut self.running);
         running.clear();
         running.extend((0..self.holders.width()).map(|word| self.holders.word(first, word)));
-        let mut last = first;
-        for (at, block) in blocks.iter().enumerate().skip(1) {
-            let holders = self.holders_of(*block);
-            if holders != last {
-                last = holders;
-                let mut left = 0;
-                for (word, running) in running.iter_mut().enumerate().rev() {
-                    let keep = *running & self.holders.word(holders, word);
-                    each(*running & !keep, word, at as u32, &mut out);
-                    *running = keep;
-                    left |= keep;
+        let mut holders = first;
+        let mut at = 0;
+        while at < blocks.len() {
+            let same;
+            (same, holders) = same_holders(&self.parts, &blocks[at..], holders);
+            at += same;
+            let mut left = 0;
+            for (word, running) in running.iter_mut().enumerate().rev() {
+                let keep = *running & self.holders.word(holders, word);
+                if keep != *running {
+                    levels.push(Level { blocks: at as u32, word: word as u32, members: *running & !keep });
                 }
-                if left == 0 {
-                    break;
-                }
+                *running = keep;
+                left |= keep;
             }
-        }
-        for (word, running) in running.iter().enumerate().rev() {
-            each(*running, word, blocks.len() as u32, &mut out);
+            if left == 0 {
+                break;
+            }
         }
         self.running = running;
     }
 }
 
-/// The members of one word, the highest first.
 #[inline]
-fn each(mut members: u64, word: usize, blocks: u32, out: &mut impl FnMut(u16, u32)) {
-    while members != 0 {
-        let bit = 63 - members.leading_zeros();
-        out((word * 64) as u16 + bit as u16, blocks);
-        members ^= 1 << bit;
+fn holders_of(parts: &[Part; PARTS], identity: u64) -> Set {
+    parts[(identity >> (64 - PART_BITS)) as usize].holders(identity)
+}
+
+/// How many blocks have these holders, and those of the block after; the empty set at the end. Apart from its caller, as it is
+/// most of a lookup: a dozen registers are few.
+#[inline(never)]
+fn same_holders(parts: &[Part; PARTS], blocks: &[u64], holders: Set) -> (usize, Set) {
+    for (at, block) in blocks.iter().enumerate() {
+        let next = holders_of(parts, *block);
+        if next != holders {
+            return (at, next);
+        }
     }
+    (blocks.len(), Set::default())
 }

@@ -63,13 +63,8 @@ impl Exchange {
         let shard = &client.shard;
         if let Some(held) = self.held.take() {
             if let Some(mut usage) = self.usage.take() {
-                let answered = truth::Answered {
-                    backend: self.placement.backend,
-                    sent: self.dispatched,
-                    belief: held.belief.unwrap_or_default(),
-                    blocks: &desk.prompt.blocks,
-                };
-                truth::heed(shard, &self.asked, &answered, &usage.finish());
+                let (belief, blocks) = (held.belief.unwrap_or_default(), desk.prompt.blocks.len());
+                truth::heed(shard, &self.asked, self.placement.backend, belief, blocks, &usage.finish());
             }
             held.done(outcome(desk.reply.status));
         }

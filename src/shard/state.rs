@@ -266,7 +266,12 @@ impl Shard {
 
     /// A request of a kv-aware pool goes to that server with this prompt: remembered here, and told to the other shards.
     pub fn remember(&self, now: Nanos, group: GroupId, backend: BackendId, prompt: &Prompted<'_>) -> Belief {
-        self.dispatcher.borrow_mut().handle_prompt(now, group, backend, prompt)
+        let belief = self.dispatcher.borrow_mut().handle_prompt(now, group, backend, prompt);
+        let mut figures = self.figures.borrow_mut();
+        let counts = &mut figures.server(backend).prefix;
+        counts.matched_blocks += u64::from(belief.matched);
+        counts.total_blocks += prompt.blocks.len() as u64;
+        belief
     }
 
     /// Prompt tokens that this shard had computed there are, or are given up.
@@ -414,6 +419,11 @@ impl Shard {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
+                server.prefix_matched = counts.prefix.matched_blocks;
+                server.prefix_total = counts.prefix.total_blocks;
+                server.reported_prompt_tokens = counts.prefix.reported_prompt_tokens;
+                server.reported_cached_tokens = counts.prefix.reported_cached_tokens;
+                server.predicted_cached_tokens = counts.prefix.predicted_cached_tokens;
             }
         }
         report

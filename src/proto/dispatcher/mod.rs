@@ -22,6 +22,7 @@ mod lease;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
 use super::admission::ledger::{LeaseRules, Ledger};
@@ -34,7 +35,7 @@ use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
-use super::report::ShardReport;
+use super::report::{CLIENTS_SHOWN_MAX, ShardReport};
 use super::route::policy::{Affinity, Choice};
 use super::route::router::Router;
 use crate::clock::Nanos;
@@ -757,10 +758,18 @@ impl Dispatcher {
         self.waiting_by_pool.get(pool.index()).copied().unwrap_or(0)
     }
 
-    /// Fills `in_flight`, `dispatched` and `benched_until` of each server, `queued` and `mesh_lag_ns`; leaves the rest.
+    /// Fills `in_flight`, `dispatched`, `benched_until`, `memory` and `clients` of each server, `queued` and `mesh_lag_ns`;
+    /// leaves the rest.
     pub fn figures(&self, now: Nanos, report: &mut ShardReport) {
         report.servers.resize_with(report.servers.len().max(self.table.len()), Default::default);
-        for (figures, row) in report.servers.iter_mut().zip(self.table.rows()) {
+        for (id, (figures, row)) in self.table.ids().zip(report.servers.iter_mut().zip(self.table.rows())) {
+            figures.memory = self.memory.figures(id);
+            figures.clients.clear();
+            if figures.memory.clients > 1 {
+                figures.clients.extend(self.memory.clients(id));
+                figures.clients.sort_unstable_by_key(|(client, blocks)| (Reverse(*blocks), *client));
+                figures.clients.truncate(CLIENTS_SHOWN_MAX);
+            }
             figures.in_flight = row.in_flight;
             figures.dispatched = row.dispatched;
             figures.benched_until = if row.verdict.benched(now) { row.verdict.until } else { Nanos::ZERO };

@@ -26,6 +26,7 @@ mod clients;
 mod holders;
 mod index;
 mod server;
+mod touch;
 
 use crate::clock::Nanos;
 use crate::limits::TOUCH_BLOCKS_MAX;
@@ -35,6 +36,7 @@ pub use clients::CROWD;
 use holders::Holders;
 use index::{Index, Level};
 use server::{CAPACITY_MAX, ServerMemory};
+pub use touch::{Touch, TouchKind};
 
 /// No node, no client.
 const NONE: u32 = u32::MAX;

@@ -283,19 +283,23 @@ fn cut(
     blocks: &mut Vec<u64>,
 ) {
     let segments = |section: &(u32, u32)| &outline.segments[section.0 as usize..section.1 as usize];
-    let bytes = |place: Place, start: u32, len: u32| {
-        let all = if matches!(place, Place::Body | Place::Media) { body } else { &outline.scratch };
-        &all[start as usize..][..len as usize]
+    let all = |place: Place| match place {
+        Place::Body | Place::Media => body,
+        Place::Scratch | Place::Tokens => &outline.scratch[..],
     };
 
     let mut seed =
         keys.absorb(0, 1 + u64::from(reading.model.is_some()), reading.model.as_deref().unwrap_or(b""));
     for (place, section) in sections[..SEEDS].iter().enumerate() {
         for segment in segments(section) {
-            seed = keys.absorb(seed, 3 + place as u64, bytes(segment.place, segment.start, segment.len));
+            let bytes = &all(segment.place)[segment.start as usize..][..segment.len as usize];
+            seed = keys.absorb(seed, 3 + place as u64, bytes);
         }
     }
 
+    // No byte is in two segments, and a digest is shorter than what it stands for.
+    let bytes_max = body.len() + outline.scratch.len() + outline.segments.len();
+    blocks.resize(bytes_max / block_bytes, 0);
     let mut cutter = Cutter::new(keys, block_bytes, seed, blocks);
     // Nothing to be separated from yet: a lone prompt is cut exactly at multiples of the block.
     let mut first = true;
@@ -306,18 +310,20 @@ fn cut(
                 cutter.push_byte(lead as u8);
             }
             first &= lead == Lead::Next;
-            let text = bytes(segment.place, segment.start, segment.len);
+            let (all, start, len) = (all(segment.place), segment.start as usize, segment.len as usize);
             match segment.place {
-                Place::Body | Place::Scratch => reading.prompt_bytes += u64::from(segment.len),
-                Place::Tokens => reading.token_ids += u64::from(segment.len / 4),
+                Place::Body | Place::Scratch => reading.prompt_bytes += len as u64,
+                Place::Tokens => reading.token_ids += len as u64 / 4,
                 Place::Media => {
-                    cutter.push(&keys.digest(text).to_le_bytes());
+                    cutter.push(&keys.digest(&all[start..start + len]).to_le_bytes());
                     continue;
                 }
             }
-            cutter.push(text);
+            cutter.push_part(all, start, len);
         }
     }
+    let count = cutter.count();
+    blocks.truncate(count);
 }
 
 #[cfg(test)]

@@ -168,13 +168,13 @@ mod x86 {
         }
     }
 
-    /// 32 bytes from `at` on.
+    /// The `INDEX`th 32 bytes of `bytes`.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn load(bytes: &[u8], at: usize) -> __m256i {
-        let bytes: &[u8; 32] = bytes[at..at + 32].try_into().expect("32 bytes");
-        // SAFETY: the load reads the 32 bytes just sliced, in any alignment.
-        unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    fn load<const INDEX: usize, const LEN: usize>(bytes: &[u8; LEN]) -> __m256i {
+        const { assert!((INDEX + 1) * 32 <= LEN) };
+        // SAFETY: the load reads 32 bytes within `bytes`, as just asserted, in any alignment.
+        unsafe { _mm256_loadu_si256(bytes.as_ptr().add(INDEX * 32).cast()) }
     }
 
     #[target_feature(enable = "avx2")]
@@ -191,49 +191,98 @@ mod x86 {
 
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
+        let (chunks, _) = bytes.get(start..)?.as_chunks::<128>();
         let mut at = start;
-        while at + 64 <= bytes.len() {
-            let low = equal(load(bytes, at), b'"');
-            let high = equal(load(bytes, at + 32), b'"');
-            if _mm256_movemask_epi8(_mm256_or_si256(low, high)) != 0 {
-                let mut quotes = mask(low, high);
-                while quotes != 0 {
-                    let quote = at + quotes.trailing_zeros() as usize;
-                    if ends(bytes, start, quote) {
-                        return Some(quote);
-                    }
-                    quotes &= quotes - 1;
+        for chunk in chunks {
+            let a = equal(load::<0, 128>(chunk), b'"');
+            let b = equal(load::<1, 128>(chunk), b'"');
+            let c = equal(load::<2, 128>(chunk), b'"');
+            let d = equal(load::<3, 128>(chunk), b'"');
+            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+            if _mm256_movemask_epi8(any) != 0 {
+                if let Some(quote) = first_that_ends(bytes, start, at, mask(a, b)) {
+                    return Some(quote);
+                }
+                if let Some(quote) = first_that_ends(bytes, start, at + 64, mask(c, d)) {
+                    return Some(quote);
                 }
             }
-            at += 64;
+            at += 128;
         }
-        (at..bytes.len()).find(|at| bytes[*at] == b'"' && ends(bytes, start, *at))
+        let mut tail = [0; 128];
+        tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
+        let quotes = mask(equal(load::<0, 128>(&tail), b'"'), equal(load::<1, 128>(&tail), b'"'));
+        first_that_ends(bytes, start, at, quotes).or_else(|| {
+            let quotes = mask(equal(load::<2, 128>(&tail), b'"'), equal(load::<3, 128>(&tail), b'"'));
+            first_that_ends(bytes, start, at + 64, quotes)
+        })
+    }
+
+    /// The first of `quotes`, bits for the bytes from `at` on, that ends the string which began at `start`.
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    #[inline]
+    fn first_that_ends(bytes: &[u8], start: usize, at: usize, mut quotes: u64) -> Option<usize> {
+        while quotes != 0 {
+            let quote = at + quotes.trailing_zeros() as usize;
+            if quote == start || bytes[quote - 1] != b'\\' {
+                return Some(quote);
+            }
+            // One backslash is by far the most.
+            if bytes[quote.saturating_sub(2)] == b'\\' && ends(bytes, start, quote) {
+                return Some(quote);
+            }
+            quotes &= quotes - 1;
+        }
+        None
     }
 
     /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.
-    #[inline(always)]
+    #[cold]
     fn ends(bytes: &[u8], start: usize, quote: usize) -> bool {
-        let mut run = quote;
-        while run > start && bytes[run - 1] == b'\\' {
-            run -= 1;
-        }
-        (quote - run).is_multiple_of(2)
+        let run = bytes[start..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
+        run.is_multiple_of(2)
     }
 
     #[target_feature(enable = "avx2")]
     #[inline]
     fn nh(key: &Key, chunk: &[u8]) -> u64 {
-        let mut sum = _mm256_setzero_si256();
-        for (eight, key) in chunk.chunks_exact(32).zip(key.chunks_exact(8)) {
-            // SAFETY: the loads read the 32 bytes of each slice, in any alignment.
-            let (words, key) = unsafe {
-                (_mm256_loadu_si256(eight.as_ptr().cast()), _mm256_loadu_si256(key.as_ptr().cast()))
-            };
-            let words = _mm256_add_epi32(words, key);
-            let product = _mm256_mul_epu32(words, _mm256_srli_epi64::<32>(words));
-            sum = _mm256_add_epi64(sum, product);
+        if let Ok(chunk) = chunk.try_into() {
+            return nh_256(key, chunk);
         }
-        let sum = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        let mut sum = _mm256_setzero_si256();
+        for (eight, key) in chunk.as_chunks::<32>().0.iter().zip(key.as_chunks::<8>().0) {
+            sum = _mm256_add_epi64(sum, products(key, load::<0, 32>(eight)));
+        }
+        total(sum)
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn nh_256(key: &Key, chunk: &[u8; 256]) -> u64 {
+        let (key, _) = key.as_chunks::<8>();
+        let mut sum = products(&key[0], load::<0, 256>(chunk));
+        sum = _mm256_add_epi64(sum, products(&key[1], load::<1, 256>(chunk)));
+        sum = _mm256_add_epi64(sum, products(&key[2], load::<2, 256>(chunk)));
+        sum = _mm256_add_epi64(sum, products(&key[3], load::<3, 256>(chunk)));
+        sum = _mm256_add_epi64(sum, products(&key[4], load::<4, 256>(chunk)));
+        sum = _mm256_add_epi64(sum, products(&key[5], load::<5, 256>(chunk)));
+        sum = _mm256_add_epi64(sum, products(&key[6], load::<6, 256>(chunk)));
+        total(_mm256_add_epi64(sum, products(&key[7], load::<7, 256>(chunk))))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn products(key: &[u32; 8], words: __m256i) -> __m256i {
+        // SAFETY: the load reads the 32 bytes of `key`, in any alignment.
+        let key = unsafe { _mm256_loadu_si256(key.as_ptr().cast()) };
+        let words = _mm256_add_epi32(words, key);
+        _mm256_mul_epu32(words, _mm256_srli_epi64::<32>(words))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn total(sums: __m256i) -> u64 {
+        let sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
         let sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
         _mm_cvtsi128_si64(sum) as u64
     }
@@ -242,9 +291,8 @@ mod x86 {
     fn identities(keys: &Keys, bytes: &[u8], block_bytes: usize, before: u64, identities: &mut [u64]) -> u64 {
         let mut identity = before;
         if block_bytes == 256 {
-            // Of known length, so that the loop in `nh` is no loop.
             for (chunk, slot) in bytes.as_chunks::<256>().0.iter().zip(identities) {
-                identity = keys.chain(identity, keys.join(0, nh(&keys.words, chunk)));
+                identity = keys.chain(identity, keys.join(0, nh_256(&keys.words, chunk)));
                 *slot = identity;
             }
         } else {
@@ -284,14 +332,15 @@ mod x86 {
         );
         let mut tail = [0; 64];
         loop {
-            let (low, high) = if at + 64 <= bytes.len() {
-                (load(bytes, at), load(bytes, at + 32))
-            } else if at < bytes.len() {
-                tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
-                (load(&tail, 0), load(&tail, 32))
-            } else {
-                return Some(Nested { end: None, spaced });
+            let chunk = match bytes.get(at..).and_then(|rest| rest.first_chunk::<64>()) {
+                Some(chunk) => chunk,
+                None if at < bytes.len() => {
+                    tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
+                    &tail
+                }
+                None => return Some(Nested { end: None, spaced }),
             };
+            let (low, high) = (load::<0, 64>(chunk), load::<1, 64>(chunk));
             let backslashes = mask(equal(low, b'\\'), equal(high, b'\\'));
             let quotes = mask(equal(low, b'"'), equal(high, b'"')) & !escaped(backslashes, &mut escape_carry);
             // From each opening quote up to its closing one.

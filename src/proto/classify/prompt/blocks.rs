@@ -17,6 +17,8 @@ use super::super::simd::{self, Key, Level};
 
 /// Bytes hashed with one key.
 pub(super) const CHUNK_BYTES: usize = 256;
+/// Up to so many bytes are copied as if they were as many.
+const SHORT_BYTES: usize = 16;
 
 /// Secret keys of the hash, derived from a seed.
 #[derive(Clone, Debug)]
@@ -104,69 +106,87 @@ pub(super) fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Takes a prompt's bytes piece by piece and appends each full block's identity to `blocks`.
+/// Takes a prompt's bytes piece by piece and writes down each full block's identity.
 pub(super) struct Cutter<'a> {
     keys: &'a Keys,
-    blocks: &'a mut Vec<u64>,
+    identities: &'a mut [u64],
+    /// Blocks written down.
+    count: usize,
     block_bytes: usize,
-    /// Bytes of the block that are hashed already.
+    /// Bytes of the block that are hashed already, and their content.
     hashed: usize,
-    /// Content of those.
     content: u64,
     identity: u64,
-    /// The chunk being put together, and how much of it there is. Behind that it is zero if chunks are padded.
-    chunk: [u8; CHUNK_BYTES],
+    /// The chunk being put together, how much of it there is, and how much it takes.
+    chunk: [u8; CHUNK_BYTES + SHORT_BYTES],
     filled: usize,
+    chunk_bytes: usize,
 }
 
 impl<'a> Cutter<'a> {
-    pub fn new(keys: &'a Keys, block_bytes: usize, seed: u64, blocks: &'a mut Vec<u64>) -> Cutter<'a> {
+    /// `identities` must have room for all blocks to come.
+    pub fn new(keys: &'a Keys, block_bytes: usize, seed: u64, identities: &'a mut [u64]) -> Cutter<'a> {
         Cutter {
             keys,
-            blocks,
+            identities,
+            count: 0,
             block_bytes,
             hashed: 0,
             content: 0,
             identity: seed,
-            chunk: [0; CHUNK_BYTES],
+            chunk: [0; CHUNK_BYTES + SHORT_BYTES],
             filled: 0,
+            chunk_bytes: block_bytes.min(CHUNK_BYTES),
         }
     }
 
-    /// Length of the chunk being put together.
-    #[inline]
-    fn chunk_bytes(&self) -> usize {
-        (self.block_bytes - self.hashed).min(CHUNK_BYTES)
+    /// How many blocks there were.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     #[inline]
     pub fn push_byte(&mut self, byte: u8) {
         self.chunk[self.filled] = byte;
         self.filled += 1;
-        if self.filled == self.chunk_bytes() {
+        if self.filled == self.chunk_bytes {
             self.take_chunk();
+        }
+    }
+
+    /// Takes `all[start..start + len]`; what stands behind is not taken, but may be copied.
+    #[inline]
+    pub fn push_part(&mut self, all: &[u8], start: usize, len: usize) {
+        if len <= SHORT_BYTES
+            && self.filled + len < self.chunk_bytes
+            && let Some(short) = all[start..].first_chunk::<SHORT_BYTES>()
+            && let Some(place) = self.chunk[self.filled..].first_chunk_mut::<SHORT_BYTES>()
+        {
+            *place = *short;
+            self.filled += len;
+        } else {
+            self.push(&all[start..start + len]);
         }
     }
 
     pub fn push(&mut self, mut bytes: &[u8]) {
         if self.filled > 0 {
-            let some = bytes.len().min(self.chunk_bytes() - self.filled);
-            self.chunk[self.filled..][..some].copy_from_slice(&bytes[..some]);
-            self.filled += some;
-            if self.filled < self.chunk_bytes() {
+            let missing = self.chunk_bytes - self.filled;
+            let Some((some, rest)) = bytes.split_at_checked(missing) else {
+                self.chunk[self.filled..][..bytes.len()].copy_from_slice(bytes);
+                self.filled += bytes.len();
                 return;
-            }
+            };
+            self.chunk[self.filled..][..missing].copy_from_slice(some);
             self.take_chunk();
-            bytes = &bytes[some..];
+            bytes = rest;
         }
-        if self.block_bytes <= CHUNK_BYTES && self.block_bytes.is_multiple_of(8) {
+        if self.chunk_bytes == self.block_bytes && self.block_bytes.is_multiple_of(8) {
             // Whole blocks of one chunk, the common case.
             let count = bytes.len() / self.block_bytes;
             if count > 0 {
                 let (whole, rest) = bytes.split_at(count * self.block_bytes);
-                let first = self.blocks.len();
-                self.blocks.resize(first + count, 0);
-                let slots = &mut self.blocks[first..];
+                let slots = &mut self.identities[self.count..];
                 self.identity = simd::identities(
                     self.keys.level,
                     self.keys,
@@ -175,44 +195,37 @@ impl<'a> Cutter<'a> {
                     self.identity,
                     slots,
                 );
+                self.count += count;
                 bytes = rest;
             }
         }
-        loop {
-            let chunk_bytes = self.chunk_bytes();
-            if bytes.len() < chunk_bytes {
-                break;
-            }
-            let (chunk, rest) = bytes.split_at(chunk_bytes);
-            if chunk_bytes.is_multiple_of(8) {
-                self.take(chunk_bytes, simd::nh(self.keys.level, &self.keys.words, chunk));
-            } else {
-                self.chunk[..chunk_bytes].copy_from_slice(chunk);
-                self.filled = chunk_bytes;
-                self.take_chunk();
-            }
+        while let Some((chunk, rest)) = bytes.split_at_checked(self.chunk_bytes) {
+            self.chunk[..chunk.len()].copy_from_slice(chunk);
+            self.take_chunk();
             bytes = rest;
         }
         self.chunk[..bytes.len()].copy_from_slice(bytes);
         self.filled = bytes.len();
     }
 
-    /// Hashes the chunk that is put together now.
+    /// Hashes the chunk that is put together now; one of odd length with zeros behind it, all chunks of one place in a
+    /// block being of one length.
     fn take_chunk(&mut self) {
-        let padded = self.filled.next_multiple_of(8);
-        self.chunk[self.filled..padded].fill(0);
-        self.take(self.filled, simd::nh(self.keys.level, &self.keys.words, &self.chunk[..padded]));
-        self.filled = 0;
-    }
-
-    #[inline(always)]
-    fn take(&mut self, chunk_bytes: usize, sum: u64) {
+        let mut padded = self.chunk_bytes;
+        if !padded.is_multiple_of(8) {
+            padded = padded.next_multiple_of(8);
+            self.chunk[self.chunk_bytes..padded].fill(0);
+        }
+        let sum = simd::nh(self.keys.level, &self.keys.words, &self.chunk[..padded]);
         self.content = self.keys.join(self.content, sum);
-        self.hashed += chunk_bytes;
+        self.filled = 0;
+        self.hashed += self.chunk_bytes;
         if self.hashed == self.block_bytes {
             self.identity = self.keys.chain(self.identity, self.content);
-            self.blocks.push(self.identity);
+            self.identities[self.count] = self.identity;
+            self.count += 1;
             (self.hashed, self.content) = (0, 0);
         }
+        self.chunk_bytes = (self.block_bytes - self.hashed).min(CHUNK_BYTES);
     }
 }

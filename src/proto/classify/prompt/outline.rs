@@ -14,7 +14,7 @@
 //! *Errors*: [`Stop`]; the segments found until then stay.
 //! *Source*: the OpenAI, Anthropic, vLLM and SGLang request formats; the Lifeboat rules, section 5.1.
 
-use super::super::simd::Level;
+use super::super::simd::{Level, equal_16};
 use super::super::walk::{Stop, Walker, string_end, unescape};
 
 /// Separator in front of a segment's bytes. No JSON string holds these bytes.
@@ -263,6 +263,7 @@ impl Outline {
         loop {
             match walker.peek_byte()? {
                 b'"' => self.string(walker, Lead::Text, media)?,
+                b'{' if kind == Kind::Message && self.plain_message(walker).is_some() => {}
                 b'{' => self.object(walker, kind, depth + 1)?,
                 b'[' => {
                     self.push(Lead::Next, Place::Body, 0, 0);
@@ -393,6 +394,29 @@ impl Outline {
         }
         self.members.truncate(base);
         outcome
+    }
+
+    /// Reads `{"role":"…","content":"…"}`, as nearly all messages are and most clients write it, with a space behind each colon
+    /// and comma or without. `None`: it is not that, and nothing has happened.
+    #[inline]
+    fn plain_message(&mut self, walker: &mut Walker<'_>) -> Option<()> {
+        let body = walker.body;
+        let space = |at: usize| at + usize::from(body.get(at) == Some(&b' '));
+
+        let role = after(body, space(after(body, walker.at, b"{\"role\":")?), b"\"")?;
+        let quotes = equal_16(body.get(role..)?.first_chunk::<16>()?, b'"');
+        let role_len = quotes.trailing_zeros() as usize;
+        // A quote behind a backslash needs a closer look, as do roles that no API knows.
+        if role_len > 15 || body[role + role_len - 1] == b'\\' {
+            return None;
+        }
+        let comma = after(body, role + role_len, b"\",")?;
+        let content = after(body, space(after(body, space(comma), b"\"content\":")?), b"\"")?;
+        let end = string_end(walker.level, body, content)?;
+        walker.at = after(body, end, b"\"}")?;
+        self.push(Lead::Message, Place::Body, role, role_len);
+        self.push(Lead::Text, Place::Body, content, end - content);
+        Some(())
     }
 
     /// One member of the object whose first segment is `open`.
@@ -536,6 +560,12 @@ impl Outline {
             _ => walker.skip_value(),
         }
     }
+}
+
+/// Behind `what`, if that is what stands at `at`.
+#[inline(always)]
+fn after<const LEN: usize>(body: &[u8], at: usize, what: &[u8; LEN]) -> Option<usize> {
+    (body.get(at..)?.first_chunk::<LEN>()? == what).then_some(at + LEN)
 }
 
 impl Member {

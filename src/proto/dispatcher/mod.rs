@@ -642,6 +642,8 @@ impl Dispatcher {
             let row = self.table.row_mut(id);
             let newly_gated = i < known && row.ceiling == 0 && ceiling > 0;
             row.ceiling = ceiling;
+            self.memory.narrow(id, self.table.narrowed(id));
+            let row = self.table.row_mut(id);
             if newly_gated {
                 // What runs without permits gets them: home counts it against the ceiling before it grants anything.
                 let count = row.in_flight.saturating_sub(row.held);

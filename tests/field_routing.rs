@@ -244,7 +244,7 @@ fn a16_many_servers_cost_little_more_than_few() {
         run(REQUESTS);
         (processor_ticks(&router) - before).max(1)
     };
-    for algorithm in ["kv-aware", "weighted-round-robin"] {
+    for algorithm in ["weighted-round-robin", "kv-aware"] {
         attempts(3, || {
             let (few, many) = (cost(4, algorithm), cost(512, algorithm));
             match many <= few * 3 {

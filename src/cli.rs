@@ -17,7 +17,7 @@ mod operator;
 mod serve;
 
 pub use engine::{ENGINE_HELP, EngineArgs};
-pub use operator::{AdminArgs, DrainArgs, StatusArgs, drain, status};
+pub use operator::{AdminArgs, DrainArgs, StatusArgs};
 pub use serve::ServeArgs;
 
 /// Exit codes of the process.

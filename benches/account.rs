@@ -1,5 +1,5 @@
 //! What watching an answer for its engine's report costs, in instructions. Run as `benches/http1.rs` is:
-//! `BENCH=account scripts/bench-instructions`.
+//! `scripts/bench-instructions --bench account`.
 
 use std::hint::black_box;
 

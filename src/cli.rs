@@ -98,15 +98,36 @@ pub struct CheckArgs {
     pub file: PathBuf,
 }
 
+const DEMO_HELP: &str = "\
+Examples:
+  ringway demo
+  ringway demo --requests 500 --quiet
+  ringway demo --experiment kv-reuse
+  ringway demo --experiment kv-reuse --backend http://127.0.0.1:8201 --backend http://127.0.0.1:8202
+
+Experiments:
+  kv-reuse   nine distinct prompts, two engines whose caches hold about five each, 45 requests: how they are split and how much
+             of the prompts is found in the caches, by weighted round-robin and by kv-aware routing, in turn and shuffled
+
+Exit codes:
+  0  done
+  1  wrong usage, or an experiment's figures were missed
+  2  something could not start, or a request failed
+  3  interrupted";
+
 /// `ringway demo`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Examples:\n  ringway demo\n  ringway demo --requests 500 --quiet")]
+#[command(after_help = DEMO_HELP)]
 pub struct DemoArgs {
-    /// Which experiment to show instead of the general tour (none in this version)
+    /// An experiment to run instead of the general tour: kv-reuse
     #[arg(long, value_name = "NAME")]
     pub experiment: Option<String>,
-    /// Requests to send
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// With an experiment: an engine of your own, in place of the simulated ones; repeat it for each of two or more
+    #[arg(long, value_name = "URL", requires = "experiment")]
+    pub backend: Vec<String>,
+    /// Requests to send on the tour
+    #[arg(long, value_name = "N", default_value_t = 200, conflicts_with = "experiment",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub requests: u32,
     /// Only the closing table, no progress
     #[arg(long)]

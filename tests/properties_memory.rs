@@ -226,7 +226,15 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
             }
             Act::Lookup { blocks } => {
                 memory.lookup(POOL, blocks, &mut out);
-                assert_eq!(out, naive_lookup(&models, blocks));
+                let wanted = naive_lookup(&models, blocks);
+                assert_eq!(out, wanted);
+                // Of every second server, those with the most, at least two blocks.
+                let fits = |backend: BackendId| backend.0 % 2 == 1;
+                let fitting: Vec<Match> = wanted.into_iter().filter(|m| fits(m.backend)).collect();
+                let most = fitting.first().map_or(2, |m| m.blocks.max(2));
+                let best: Vec<Match> = fitting.into_iter().filter(|m| m.blocks >= most).collect();
+                memory.lookup_best(POOL, blocks, 2, fits, &mut out);
+                assert_eq!(out, best);
                 continue;
             }
         };

@@ -5,6 +5,7 @@ use super::session::{After, Desk};
 use super::state::{Faces, Shard};
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::Algorithm;
+use crate::proto::classify::caller::push_hex;
 use crate::proto::classify::{Api, Endpoint};
 use crate::proto::dispatcher::Placement;
 use crate::proto::error::Rejection;
@@ -18,13 +19,24 @@ pub struct Known {
     pub group: Option<GroupId>,
     pub wait_ns: Option<u64>,
     pub retries: u32,
+    /// What its session is known by, in a sticky-session pool.
+    pub sticky_key: Option<u64>,
+    /// Prompt blocks that the chosen server held, and all of them, in a kv-aware pool.
+    pub prefix_blocks: Option<(u32, u32)>,
     /// When the request's whole time is up; `NEVER` without such a limit.
     pub until: Nanos,
 }
 
 impl Default for Known {
     fn default() -> Self {
-        Known { group: None, wait_ns: None, retries: 0, until: Nanos::NEVER }
+        Known {
+            group: None,
+            wait_ns: None,
+            retries: 0,
+            sticky_key: None,
+            prefix_blocks: None,
+            until: Nanos::NEVER,
+        }
     }
 }
 
@@ -38,6 +50,12 @@ pub fn push_lines(lines: &mut Vec<u8>, faces: &Faces, group: GroupId, placement:
     push_number(lines, placement.ceiling.into());
     lines.extend_from_slice(b"\r\n");
     push_way(lines, faces, Some(placement.algorithm_used), known);
+    if let Some((matched, total)) = known.prefix_blocks {
+        lines.extend_from_slice(&faces.prefix_blocks);
+        push_number(lines, matched.into());
+        lines.push(b'/');
+        push_number_line(lines, b"", total.into());
+    }
 }
 
 fn push_way(lines: &mut Vec<u8>, faces: &Faces, algorithm: Option<Algorithm>, known: &Known) {
@@ -47,6 +65,11 @@ fn push_way(lines: &mut Vec<u8>, faces: &Faces, algorithm: Option<Algorithm>, kn
     if let Some(algorithm) = algorithm {
         lines.extend_from_slice(&faces.algorithm);
         lines.extend_from_slice(algorithm.name().as_bytes());
+        lines.extend_from_slice(b"\r\n");
+    }
+    if let Some(key) = known.sticky_key {
+        lines.extend_from_slice(&faces.sticky_key);
+        push_hex(lines, key);
         lines.extend_from_slice(b"\r\n");
     }
     if known.retries > 0 {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::asked::Calibrations;
 use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
@@ -17,10 +18,12 @@ use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
-use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
+use crate::proto::backend::prefix_memory::Stamp;
+use crate::proto::classify::caller::CallerRules;
+use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
-use crate::proto::ids::{BackendId, ShardId, Ticket};
+use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
@@ -28,6 +31,10 @@ use crate::proto::report::{ServerFigures, ShardReport};
 #[derive(Clone, Debug)]
 pub struct SessionLimits {
     pub head: HeadLimits,
+    /// How requests say who they are.
+    pub caller: CallerRules,
+    /// Secret of the process's prompt hashes.
+    pub prompt_seed: u64,
     pub body_bytes_max: u64,
     pub classify_bytes_max: usize,
     /// This shard's part of what all kept bodies of the process may hold.
@@ -50,6 +57,8 @@ pub struct Faces {
     pub wait_ms: Box<[u8]>,
     pub algorithm: Box<[u8]>,
     pub retries: Box<[u8]>,
+    pub sticky_key: Box<[u8]>,
+    pub prefix_blocks: Box<[u8]>,
     pub reject_reason: Box<[u8]>,
     /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
@@ -83,6 +92,8 @@ impl Faces {
             wait_ms: name("Wait-ms"),
             algorithm: name("Algorithm"),
             retries: name("Retries"),
+            sticky_key: name("Sticky-Key"),
+            prefix_blocks: name("Prefix-Blocks"),
             reject_reason: name("Reject-Reason"),
             servers: catalog.servers.iter().map(server).collect(),
             groups: catalog.groups.iter().map(group).collect(),
@@ -104,6 +115,8 @@ pub struct Shard {
     pub deadlines: Rc<Deadlines>,
     pub upstreams: Upstreams,
     pub figures: RefCell<Figures>,
+    /// Bytes per token, by model.
+    pub calibrations: RefCell<Calibrations>,
     pub dispatcher: RefCell<Dispatcher>,
     pub port: RefCell<ShardPort>,
     pub catalog: RefCell<Rc<Catalog>>,
@@ -159,6 +172,7 @@ impl Shard {
             deadlines: Rc::default(),
             upstreams: Upstreams::default(),
             figures: RefCell::default(),
+            calibrations: RefCell::default(),
             dispatcher: RefCell::new(dispatcher),
             port: RefCell::new(port),
             faces: RefCell::new(Rc::new(Faces::new(header_prefix, &catalog))),
@@ -248,6 +262,27 @@ impl Shard {
     pub fn fault(&self, backend: BackendId, fault: UpstreamFault, errno: i32) {
         self.figures.borrow_mut().server(backend).faults[fault as usize] += 1;
         self.notify(Notice::UpstreamFault { backend, fault, errno });
+    }
+
+    /// A request of a kv-aware pool goes to that server with this prompt: remembered here, and told to the other shards.
+    pub fn remember(&self, now: Nanos, group: GroupId, backend: BackendId, prompt: &Prompted<'_>) -> Belief {
+        let belief = self.dispatcher.borrow_mut().handle_prompt(now, group, backend, prompt);
+        let mut figures = self.figures.borrow_mut();
+        let counts = &mut figures.server(backend).prefix;
+        counts.matched_blocks += u64::from(belief.matched);
+        counts.total_blocks += prompt.blocks.len() as u64;
+        belief
+    }
+
+    /// Prompt tokens that this shard had computed there are, or are given up.
+    pub fn prefilled(&self, backend: BackendId, work_tokens: u64) {
+        self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
+    }
+
+    /// The server turned out to hold no more than `keep` leading blocks of what it was sent at `sent`.
+    pub fn forget_tail(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
+        let stamp = Stamp { at: sent, shard: self.id };
+        self.dispatcher.borrow_mut().handle_forgotten(stamp, backend, blocks, keep);
     }
 
     /// The request has left the server: its permit is free.
@@ -384,6 +419,11 @@ impl Shard {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
+                server.prefix_matched = counts.prefix.matched_blocks;
+                server.prefix_total = counts.prefix.total_blocks;
+                server.reported_prompt_tokens = counts.prefix.reported_prompt_tokens;
+                server.reported_cached_tokens = counts.prefix.reported_cached_tokens;
+                server.predicted_cached_tokens = counts.prefix.predicted_cached_tokens;
             }
         }
         report

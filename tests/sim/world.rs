@@ -6,7 +6,9 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use ringway::clock::Nanos;
 use ringway::proto::admission::ledger::LeaseRules;
 use ringway::proto::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use ringway::proto::dispatcher::{Decision, Dispatcher, DispatcherOptions, Event, Outcome, Placement};
+use ringway::proto::dispatcher::{
+    Decision, Dispatcher, DispatcherOptions, Event, Outcome, Placement, Wanted,
+};
 use ringway::proto::error::Rejection;
 use ringway::proto::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use ringway::proto::message::{Message, Tried, Update, Urgency};
@@ -418,7 +420,7 @@ impl World {
         let Request { shard, group, tried, .. } = self.requests[index];
         self.requests[index].since = self.now;
         self.requests[index].room = self.has_room(group);
-        match self.shards[shard].handle_request(self.now, group, tried) {
+        match self.shards[shard].handle_request(self.now, group, &Wanted { tried, ..Wanted::default() }) {
             Decision::Dispatch(placement) => {
                 assert_eq!(placement.wait_ns, 0);
                 self.begin(index, placement);

@@ -82,6 +82,15 @@ impl Algorithm {
             Algorithm::KvAware => "kv-aware",
         }
     }
+
+    /// What decides where this algorithm has no preference, or it cannot be followed.
+    pub const fn fallback(self) -> Algorithm {
+        match self {
+            Algorithm::KvAware => Algorithm::WeightedRoundRobin,
+            Algorithm::StickySession => Algorithm::LeastConnections,
+            own => own,
+        }
+    }
 }
 
 /// What a pool does when no eligible candidate has room.
@@ -224,6 +233,10 @@ pub struct Catalog {
     pub learning: bool,
     /// Some route's pool is kv-aware: prompts are worth reading.
     pub has_kv_pools: bool,
+    /// [`KvRules::block_bytes`] of the first such pool.
+    pub kv_block_bytes: u32,
+    /// Some route's pool is sticky-session.
+    pub has_sticky_pools: bool,
     /// Some server has a [`Server::max_input_tokens`]: tokens are worth estimating.
     pub has_token_limits: bool,
     /// The answer to `GET /v1/models`: union over live servers, JSON.

@@ -87,8 +87,14 @@ pub fn rebuild_groups(catalog: &mut Catalog) {
     catalog.models = models;
     catalog.unnamed = unnamed;
     catalog.unlisted = unlisted;
-    let kv_aware = |route: &Route| catalog.pool(route.pool).algorithm == Algorithm::KvAware;
-    catalog.has_kv_pools = catalog.routes.iter().any(kv_aware);
+    let pool_with = |algorithm| {
+        catalog.routes.iter().map(|route| catalog.pool(route.pool)).find(|pool| pool.algorithm == algorithm)
+    };
+    let kv = pool_with(Algorithm::KvAware).map(|pool| pool.kv);
+    let sticky = pool_with(Algorithm::StickySession).is_some();
+    catalog.has_kv_pools = kv.is_some();
+    catalog.kv_block_bytes = kv.unwrap_or_default().block_bytes;
+    catalog.has_sticky_pools = sticky;
 }
 
 fn ids(catalog: &Catalog, keep: impl Fn(&Server) -> bool) -> Vec<BackendId> {

@@ -26,6 +26,7 @@ mod clients;
 mod holders;
 mod index;
 mod server;
+mod touch;
 
 use crate::clock::Nanos;
 use crate::limits::TOUCH_BLOCKS_MAX;
@@ -33,8 +34,9 @@ use crate::proto::ids::{BackendId, ClientId, PoolId, ShardId};
 
 pub use clients::CROWD;
 use holders::Holders;
-use index::Index;
+use index::{Index, Level};
 use server::{CAPACITY_MAX, ServerMemory};
+pub use touch::{Touch, TouchKind};
 
 /// No node, no client.
 const NONE: u32 = u32::MAX;
@@ -91,6 +93,8 @@ struct Member {
 struct Domain {
     index: Index,
     slots: Vec<Option<BackendId>>,
+    /// Of the last lookup.
+    levels: Vec<Level>,
 }
 
 /// See the module's text.
@@ -139,10 +143,13 @@ impl PrefixMemory {
         if self.found.is_empty() {
             self.found = vec![NONE; TOUCH_BLOCKS_MAX].into_boxed_slice();
         }
-        let of = self.domains[domain.index()]
-            .get_or_insert_with(|| Box::new(Domain { index: Index::new(), slots: Vec::new() }));
+        let of = self.domains[domain.index()].get_or_insert_with(|| {
+            Box::new(Domain { index: Index::new(), slots: Vec::new(), levels: Vec::new() })
+        });
         let slot = of.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             of.slots.push(None);
+            // At most one level per server: no lookup allocates.
+            of.levels.reserve(of.slots.len());
             of.slots.len() - 1
         });
         of.slots[slot] = Some(server);
@@ -199,7 +206,7 @@ impl PrefixMemory {
             for (pool, domain) in self.domains.iter_mut().enumerate() {
                 let Some(domain) = domain else { continue };
                 let blocks = domain_blocks(&self.members, pool, cut);
-                domain.index.holders.configure(domain.slots.len(), sets_max(blocks));
+                domain.index.configure(domain.slots.len(), sets_max(blocks));
                 domain.index.shrink();
             }
         }
@@ -224,6 +231,7 @@ impl PrefixMemory {
             + self.domains.capacity() * size_of::<Option<Box<Domain>>>()
             + self.domains.iter().flatten().count() * size_of::<Domain>()
             + slots * size_of::<Option<BackendId>>()
+            + self.domains.iter().flatten().map(|d| d.levels.capacity() * size_of::<Level>()).sum::<usize>()
             + self.found.len() * size_of::<u32>()
     }
 
@@ -235,18 +243,45 @@ impl PrefixMemory {
     }
 
     /// Puts every server of the domain that holds the first block into `out` (emptied first) with its number of matched
-    /// leading blocks, longest first; of equals those first that were configured first.
-    #[inline]
+    /// leading blocks, longest first; of equals those first that were configured first. Beside the pass over the prompt,
+    /// O(servers that match): see [`PrefixMemory::lookup_best`].
     pub fn lookup(&mut self, domain: PoolId, blocks: &[u64], out: &mut Vec<Match>) {
         out.clear();
         let Some(Some(domain)) = self.domains.get_mut(domain.index()) else { return };
-        let Domain { index, slots } = &mut **domain;
-        index.lookup(blocks, |slot, blocks| {
-            if let Some(backend) = slots[usize::from(slot)] {
-                out.push(Match { backend, blocks });
+        let Domain { index, slots, levels } = &mut **domain;
+        index.lookup(blocks, levels);
+        for level in levels.iter().rev() {
+            let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
+            out.extend(backends.map(|backend| Match { backend, blocks: level.blocks }));
+        }
+    }
+
+    /// Puts the servers that `fits` and that hold more leading blocks than any other that does into `out` (emptied first); none
+    /// if that is less than `blocks_min` blocks. `fits` is asked of servers by falling number of matched blocks, up to the last
+    /// of those with the most: so what a prompt costs whose head everyone holds, and whose tail one, depends little on the
+    /// number of servers.
+    pub fn lookup_best(
+        &mut self,
+        domain: PoolId,
+        blocks: &[u64],
+        blocks_min: u32,
+        mut fits: impl FnMut(BackendId) -> bool,
+        out: &mut Vec<Match>,
+    ) {
+        out.clear();
+        let Some(Some(domain)) = self.domains.get_mut(domain.index()) else { return };
+        let Domain { index, slots, levels } = &mut **domain;
+        index.lookup(blocks, levels);
+        let useful = levels.iter().rev().take_while(|level| level.blocks >= blocks_min);
+        for level in useful {
+            // A level of more than 64 slots comes in several pieces.
+            if out.first().is_some_and(|best| best.blocks > level.blocks) {
+                break;
             }
-        });
-        out.reverse();
+            let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
+            let fitting = backends.filter(|backend| fits(*backend));
+            out.extend(fitting.map(|backend| Match { backend, blocks: level.blocks }));
+        }
     }
 
     /// Leading blocks that the server is believed to hold.

@@ -69,7 +69,7 @@ impl Net {
         Net { shards: (0..shards).map(one).collect(), now: Nanos::from_ms(1) }
     }
     fn ask(&mut self, shard: usize) -> Decision {
-        self.shards[shard].handle_request(self.now, GROUP, Tried::default())
+        self.shards[shard].handle_request(self.now, GROUP, &Wanted::default())
     }
     fn done(&mut self, shard: usize, backend: BackendId, outcome: Outcome) {
         self.shards[shard].handle_done(self.now, backend, outcome);
@@ -579,11 +579,11 @@ fn a_server_is_not_tried_twice() {
     let mut tried = Tried::default();
     tried.push(A);
     for _ in 0..5 {
-        let decision = net.shards[0].handle_request(net.now, GROUP, tried);
+        let decision = net.shards[0].handle_request(net.now, GROUP, &Wanted { tried, ..Wanted::default() });
         assert!(matches!(decision, Decision::Dispatch(Placement { backend: B, .. })), "{decision:?}");
     }
     tried.push(B);
-    let decision = net.shards[0].handle_request(net.now, GROUP, tried);
+    let decision = net.shards[0].handle_request(net.now, GROUP, &Wanted { tried, ..Wanted::default() });
     assert_eq!(decision, Decision::Reject(Rejection::NoHealthyServer));
 }
 
@@ -619,7 +619,7 @@ fn home_keeps_questions_about_a_catalog_that_it_does_not_have_yet() {
     new.version = 2;
     new.groups.push(group(vec![A]));
     net.shards[1].handle_catalog(net.now, Box::new(new.clone()));
-    let ask = |net: &mut Net| match net.shards[1].handle_request(net.now, GroupId(1), Tried::default()) {
+    let ask = |net: &mut Net| match net.shards[1].handle_request(net.now, GroupId(1), &Wanted::default()) {
         Decision::Wait(ticket) => ticket,
         other => panic!("{other:?}"),
     };

@@ -178,6 +178,13 @@ impl Clients {
         self.heap.first().copied()
     }
 
+    /// Blocks of the one after the top; 0: there is none.
+    #[inline]
+    pub(super) fn second_blocks(&self) -> u32 {
+        let second = self.heap.get(1..).unwrap_or_default().iter().take(2);
+        second.map(|client| self.of(*client).blocks).max().unwrap_or(0)
+    }
+
     /// `stamp_of` gives the last touch of a block.
     pub(super) fn claim(&self, client: u32, stamp_of: impl Fn(u32) -> Stamp) -> Claim {
         let Client { id, blocks, oldest, .. } = *self.of(client);

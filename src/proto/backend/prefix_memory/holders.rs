@@ -1,41 +1,41 @@
 //! Sets of servers that hold a block, one word each: equal words mean equal sets.
 //!
-//! A domain's servers are numbered by small *slots*. A set of slots below 63 is its own bit mask, a single slot above is
+//! A domain's servers are numbered by small *slots*. A set of slots below 31 is its own bit mask, a single slot above is
 //! written as such, and any other set is interned: kept once, however many blocks it belongs to. Blocks of one prompt mostly
 //! have the same holders, so to add a server to the sets of a whole prompt, or to take it away, is found once and then
 //! remembered for the next block.
 //!
-//! *Invariant*: an interned set has at least two members, one of them 63 or more, and as many references as there are
+//! *Invariant*: an interned set has at least two members, one of them 31 or more, and as many references as there are
 //! words that name it; a freed one is named by nobody.
-//! *Bound and cost*: up to 63 servers nothing but bit operations. Beyond, O(1) per block while blocks have equal sets, else
+//! *Bound and cost*: up to 31 servers nothing but bit operations. Beyond, O(1) per block while blocks have equal sets, else
 //! O(servers / 64). At most `sets_max` interned sets of servers / 8 + 24 bytes: where one more is wanted, [`Holders::with`]
 //! answers with the set as it was, so that a match is overlooked, which costs a guess.
 
 /// Slots below it are bits.
-const INLINE_SLOTS: u16 = 63;
+const INLINE_SLOTS: u16 = 31;
 /// A word with this bit is no mask: a single slot, or an interned set.
-const OTHER: u64 = 1 << 63;
-const INTERNED: u64 = 1 << 62;
+const OTHER: u32 = 1 << 31;
+const INTERNED: u32 = 1 << 30;
 const NONE: u32 = u32::MAX;
 
 /// See the module's text. `Set(0)` is the empty set, and the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Set(pub(super) u64);
+pub(super) struct Set(u32);
 
 impl Set {
     pub(super) const fn is_empty(self) -> bool {
         self.0 == 0
     }
     const fn single(slot: u16) -> Set {
-        if slot < INLINE_SLOTS { Set(1 << slot) } else { Set(OTHER | slot as u64) }
+        if slot < INLINE_SLOTS { Set(1 << slot) } else { Set(OTHER | slot as u32) }
     }
     /// The mask, where the set is written as one.
-    pub(super) const fn mask(self) -> Option<u64> {
+    pub(super) const fn mask(self) -> Option<u32> {
         if self.0 & OTHER == 0 { Some(self.0) } else { None }
     }
     const fn interned(self) -> Option<usize> {
         if self.0 & (OTHER | INTERNED) == (OTHER | INTERNED) {
-            Some((self.0 & 0xffff_ffff) as usize)
+            Some((self.0 & !(OTHER | INTERNED)) as usize)
         } else {
             None
         }
@@ -130,7 +130,7 @@ impl Holders {
         match set.mask() {
             Some(mask) => {
                 if at == 0 {
-                    mask
+                    u64::from(mask)
                 } else {
                     0
                 }
@@ -206,7 +206,7 @@ impl Holders {
             }
         }
         if members == 0 || last < INLINE_SLOTS {
-            return Some(Set(self.scratch[0]));
+            return Some(Set(self.scratch[0] as u32));
         }
         if members == 1 {
             return Some(Set::single(last));
@@ -218,7 +218,7 @@ impl Holders {
                 let words = at as usize * self.stride;
                 if record.hash == hash && self.words[words..words + self.stride] == self.scratch[..] {
                     record.references += 1;
-                    return Some(Set(OTHER | INTERNED | u64::from(at)));
+                    return Some(Set(OTHER | INTERNED | at));
                 }
                 at = record.next;
             }
@@ -240,7 +240,7 @@ impl Holders {
         let words = at as usize * self.stride;
         self.words[words..words + self.stride].copy_from_slice(&self.scratch);
         self.live += 1;
-        Some(Set(OTHER | INTERNED | u64::from(at)))
+        Some(Set(OTHER | INTERNED | at))
     }
 
     fn bucket(&self, hash: u64) -> usize {
@@ -312,7 +312,7 @@ mod tests {
     /// are empty.
     #[test]
     fn sets_are_what_was_put_in_them() {
-        for slots in [63, 64, 65, 200] {
+        for slots in [31, 32, 64, 65, 200] {
             let mut holders = Holders::default();
             holders.configure(slots, 10_000);
             let mut sets = vec![(Set(0), BTreeSet::new()); 24];

@@ -1,112 +1,135 @@
 //! Which servers of a domain hold a block: one probe per block, however many servers there are.
 //!
-//! An open-addressing table in 64 parts by the identity's top bits, so that growing stops the shard for a 64th of the table
-//! at a time. Identities are random already and place themselves: their next bits, multiplied by the part's length, are the
-//! home of a block, and what follows it is searched in line.
+//! A chained hash table in 64 parts by the identity's top bits, so that growing stops the shard for a 64th of the table at a
+//! time. Identities are random already and place themselves: their next bits, multiplied by the number of buckets, are the bucket.
+//! Chains cost fewer instructions than open addressing here, as each new block pushes an old one out, and to take one out of an
+//! open table moves others.
 //!
-//! *Invariant*: a block is in the table if and only if its set of holders is not empty, and every place between its home and
-//! itself is taken.
-//! *Bound and cost*: 16 bytes per place, at most 0.7 of the places taken, parts grow by a quarter. A lookup takes one probe per
-//! block until no server is left, and bit operations only where the holders change. Nothing is allocated but by growing.
-//! *Source*: linear probing with deletion by moving back, Knuth, volume 3, section 6.4, algorithm R.
+//! *Invariant*: a block is in the table if and only if its set of holders is not empty.
+//! *Bound and cost*: 20 bytes per block, parts grow by an eighth. A lookup takes one probe per block until no server is left,
+//! and bit operations only where the holders change. Nothing is allocated but by growing.
 
 use super::holders::{Holders, Set};
-use super::reduce;
+use super::{NONE, reduce};
 
 const PARTS: usize = 64;
 const PART_BITS: u32 = PARTS.trailing_zeros();
-const PLACES_MIN: usize = 8;
+/// Entries by which a part grows at least.
+const GROWTH_MIN: usize = 8;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Place {
+#[derive(Clone, Copy, Debug)]
+struct Entry {
     identity: u64,
-    /// Empty: the place is free.
     holders: Set,
+    /// Next of the same bucket, or of the free ones.
+    next: u32,
 }
 
-#[derive(Debug, Default)]
+/// Servers that hold just so many leading blocks of a prompt: the slots `64 × word` and the 63 after it, as a mask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Level {
+    pub(super) blocks: u32,
+    word: u32,
+    members: u64,
+}
+
+impl Level {
+    /// The slots, lowest first.
+    #[inline]
+    pub(super) fn slots(self) -> impl Iterator<Item = u16> {
+        let Level { word, mut members, .. } = self;
+        std::iter::from_fn(move || {
+            let bit = members.trailing_zeros();
+            members &= members.wrapping_sub(1);
+            (bit < 64).then(|| (word * 64 + bit) as u16)
+        })
+    }
+}
+
+/// As many buckets as there is room for entries.
+#[derive(Debug)]
 struct Part {
-    places: Box<[Place]>,
-    taken: usize,
+    buckets: Box<[u32]>,
+    entries: Vec<Entry>,
+    free: u32,
+    taken: u32,
 }
 
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Index {
     parts: Box<[Part; PARTS]>,
-    pub(super) holders: Holders,
+    holders: Holders,
     /// Servers still in the run, where they are not a mask.
     running: Vec<u64>,
 }
 
-fn home(identity: u64, places: usize) -> usize {
-    reduce(identity << PART_BITS, places)
-}
-
 impl Part {
-    /// Where the block is, or the free place where it would be; there is always one.
+    fn new() -> Self {
+        Part { buckets: Box::default(), entries: Vec::new(), free: NONE, taken: 0 }
+    }
+
     #[inline]
-    fn find(&self, identity: u64) -> usize {
-        let mut at = home(identity, self.places.len());
-        loop {
-            let place = &self.places[at];
-            if place.identity == identity || place.holders.is_empty() {
-                return at;
-            }
-            at += 1;
-            if at == self.places.len() {
-                at = 0;
-            }
-        }
+    fn bucket(&self, identity: u64) -> usize {
+        reduce(identity << PART_BITS, self.buckets.len())
     }
 
     #[inline]
     fn holders(&self, identity: u64) -> Set {
-        if self.places.is_empty() { Set(0) } else { self.places[self.find(identity)].holders }
+        let Some(mut at) = self.buckets.get(self.bucket(identity)).copied() else { return Set::default() };
+        // NONE is beyond every length, so the end of the chain needs no look of its own.
+        while let Some(entry) = self.entries.get(at as usize) {
+            if entry.identity == identity {
+                return entry.holders;
+            }
+            at = entry.next;
+        }
+        Set::default()
     }
 
-    fn resize(&mut self, places: usize) {
-        let old = std::mem::replace(&mut self.places, vec![Place::default(); places].into_boxed_slice());
-        for place in old.into_iter().filter(|place| !place.holders.is_empty()) {
-            let at = self.find(place.identity);
-            self.places[at] = place;
+    /// Room for `entries`, at least as many as are taken.
+    fn resize(&mut self, entries: usize) {
+        let old = std::mem::replace(&mut self.entries, Vec::with_capacity(entries));
+        self.buckets = vec![NONE; entries].into_boxed_slice();
+        self.free = NONE;
+        for entry in old.into_iter().filter(|entry| !entry.holders.is_empty()) {
+            self.insert(entry.identity, entry.holders);
         }
     }
 
-    /// Frees a place, and moves back what was pushed past it.
-    fn free(&mut self, mut hole: usize) {
-        let places = self.places.len();
-        let mut at = hole;
-        loop {
-            at = if at + 1 == places { 0 } else { at + 1 };
-            let place = self.places[at];
-            if place.holders.is_empty() {
-                break;
+    #[inline]
+    fn insert(&mut self, identity: u64, holders: Set) {
+        let bucket = self.bucket(identity);
+        let entry = Entry { identity, holders, next: self.buckets[bucket] };
+        let at = self.free;
+        self.buckets[bucket] = match self.entries.get_mut(at as usize) {
+            Some(free) => {
+                self.free = free.next;
+                *free = entry;
+                at
             }
-            // It may not move before its home: how far it is from home, against how far the hole is behind it.
-            let from_home = distance(home(place.identity, places), at, places);
-            if from_home >= distance(hole, at, places) {
-                self.places[hole] = place;
-                hole = at;
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u32 - 1
             }
-        }
-        self.places[hole] = Place::default();
-        self.taken -= 1;
+        };
     }
-}
-
-/// From `from` forward to `to`, round the end.
-fn distance(from: usize, to: usize, places: usize) -> usize {
-    if to >= from { to - from } else { to + places - from }
 }
 
 impl Index {
     pub(super) fn new() -> Self {
         Index {
-            parts: Box::new(std::array::from_fn(|_| Part::default())),
+            parts: Box::new(std::array::from_fn(|_| Part::new())),
             holders: Holders::default(),
             running: Vec::new(),
         }
+    }
+
+    /// Makes room for slots below `slots`, and for `sets_max` different sets of holders that are no mask.
+    pub(super) fn configure(&mut self, slots: usize, sets_max: usize) {
+        self.holders.configure(slots, sets_max);
+        self.running.clear();
+        self.running.reserve_exact(self.holders.width());
     }
 
     /// Bytes that an index of `blocks` takes at most, interned sets aside. Parts fill unevenly, and never give back what they
@@ -117,130 +140,142 @@ impl Index {
         }
         let mean = blocks.div_ceil(PARTS);
         let fullest = (mean + 6 * mean.isqrt() + 6).min(blocks);
-        let places = (fullest * 10 / 7 + 1) * 5 / 4 + PLACES_MIN;
-        PARTS * (size_of::<Part>() + places * size_of::<Place>()) + size_of::<Index>()
+        let entries = fullest + fullest / 8 + GROWTH_MIN;
+        PARTS * (size_of::<Part>() + entries * (size_of::<Entry>() + size_of::<u32>())) + size_of::<Index>()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Index>()
-            + self
-                .parts
-                .iter()
-                .map(|p| size_of::<Part>() + p.places.len() * size_of::<Place>())
-                .sum::<usize>()
-            + self.holders.bytes()
-            + self.running.capacity() * 8
-    }
-
-    #[inline]
-    fn part(&mut self, identity: u64) -> &mut Part {
-        &mut self.parts[(identity >> (64 - PART_BITS)) as usize]
+        let parts = self.parts.iter().map(|part| {
+            size_of::<Part>()
+                + part.entries.capacity() * size_of::<Entry>()
+                + part.buckets.len() * size_of::<u32>()
+        });
+        size_of::<Index>() + parts.sum::<usize>() + self.holders.bytes() + self.running.capacity() * 8
     }
 
     /// The server now holds the block.
     #[inline]
     pub(super) fn add(&mut self, identity: u64, slot: u16) {
         let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
-        if (part.taken + 1) * 10 > part.places.len() * 7 {
-            part.resize(PLACES_MIN.max(part.places.len() * 5 / 4 + 2));
+        let mut at = part.buckets.get(part.bucket(identity)).copied().unwrap_or(NONE);
+        while let Some(entry) = part.entries.get_mut(at as usize) {
+            if entry.identity == identity {
+                entry.holders = self.holders.with(entry.holders, slot);
+                return;
+            }
+            at = entry.next;
         }
-        let at = part.find(identity);
-        let place = &mut part.places[at];
-        part.taken += usize::from(place.holders.is_empty());
-        *place = Place { identity, holders: self.holders.with(place.holders, slot) };
+        if part.taken as usize == part.buckets.len() {
+            part.resize(part.buckets.len() + (part.buckets.len() / 8).max(GROWTH_MIN));
+        }
+        part.taken += 1;
+        part.insert(identity, self.holders.with(Set::default(), slot));
     }
 
     /// The server holds the block no more.
     #[inline]
     pub(super) fn remove(&mut self, identity: u64, slot: u16) {
         let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
-        if part.places.is_empty() {
+        let bucket = part.bucket(identity);
+        let mut before = NONE;
+        let mut at = part.buckets.get(bucket).copied().unwrap_or(NONE);
+        while let Some(entry) = part.entries.get_mut(at as usize) {
+            if entry.identity != identity {
+                before = at;
+                at = entry.next;
+                continue;
+            }
+            entry.holders = self.holders.without(entry.holders, slot);
+            if entry.holders.is_empty() {
+                let next = std::mem::replace(&mut entry.next, part.free);
+                part.free = at;
+                part.taken -= 1;
+                match part.entries.get_mut(before as usize) {
+                    Some(before) => before.next = next,
+                    None => part.buckets[bucket] = next,
+                }
+            }
             return;
-        }
-        let at = part.find(identity);
-        let place = &mut part.places[at];
-        if place.holders.is_empty() {
-            return;
-        }
-        place.holders = self.holders.without(place.holders, slot);
-        if place.holders.is_empty() {
-            part.free(at);
         }
     }
 
     /// Gives back the room of parts that are less than a quarter full.
     pub(super) fn shrink(&mut self) {
         for part in self.parts.iter_mut() {
-            let fitting = if part.taken == 0 { 0 } else { PLACES_MIN.max(part.taken * 2) };
-            if fitting * 2 < part.places.len() {
-                match fitting {
-                    0 => part.places = Box::default(),
-                    places => part.resize(places),
-                }
+            let taken = part.taken as usize;
+            if taken * 4 < part.buckets.len() {
+                part.resize(taken + taken / 8);
             }
         }
     }
 
-    /// Calls `out` with every server that holds the first block and how many leading blocks it holds, shortest first, of
-    /// equals the highest slot first.
+    /// Fills `levels` (emptied first) with the servers that hold the first block and how many leading blocks they hold: fewest
+    /// blocks first, of equals the highest slots first.
     #[inline]
-    pub(super) fn lookup(&mut self, blocks: &[u64], mut out: impl FnMut(u16, u32)) {
+    pub(super) fn lookup(&mut self, blocks: &[u64], levels: &mut Vec<Level>) {
+        levels.clear();
         let Some(first) = blocks.first() else { return };
-        let mut last = self.part(*first).holders(*first);
-        let Some(mask) = last.mask() else {
-            return self.lookup_wide(last, blocks, out);
+        let mut holders = holders_of(&self.parts, *first);
+        let Some(mask) = holders.mask() else {
+            return self.lookup_wide(holders, blocks, levels);
         };
-        let mut running = mask;
-        for (at, block) in blocks.iter().enumerate().skip(1) {
-            let holders = self.part(*block).holders(*block);
-            if holders != last {
-                last = holders;
-                let keep = running & self.holders.word(holders, 0);
-                each(running & !keep, 0, at as u32, &mut out);
-                running = keep;
-                if running == 0 {
-                    return;
-                }
+        let mut running = u64::from(mask);
+        let mut at = 0;
+        while running != 0 && at < blocks.len() {
+            let same;
+            (same, holders) = same_holders(&self.parts, &blocks[at..], holders);
+            at += same;
+            // Past the end nobody holds anything.
+            let keep = running & self.holders.word(holders, 0);
+            if keep != running {
+                levels.push(Level { blocks: at as u32, word: 0, members: running & !keep });
             }
+            running = keep;
         }
-        each(running, 0, blocks.len() as u32, &mut out);
     }
 
     /// The same when the first block's holders are more than a mask.
-    fn lookup_wide(&mut self, first: Set, blocks: &[u64], mut out: impl FnMut(u16, u32)) {
+    fn lookup_wide(&mut self, first: Set, blocks: &[u64], levels: &mut Vec<Level>) {
         let mut running = std::mem::take(&mut self.running);
         running.clear();
         running.extend((0..self.holders.width()).map(|word| self.holders.word(first, word)));
-        let mut last = first;
-        for (at, block) in blocks.iter().enumerate().skip(1) {
-            let holders = self.part(*block).holders(*block);
-            if holders != last {
-                last = holders;
-                let mut left = 0;
-                for (word, running) in running.iter_mut().enumerate().rev() {
-                    let keep = *running & self.holders.word(holders, word);
-                    each(*running & !keep, word, at as u32, &mut out);
-                    *running = keep;
-                    left |= keep;
+        let mut holders = first;
+        let mut at = 0;
+        while at < blocks.len() {
+            let same;
+            (same, holders) = same_holders(&self.parts, &blocks[at..], holders);
+            at += same;
+            let mut left = 0;
+            for (word, running) in running.iter_mut().enumerate().rev() {
+                let keep = *running & self.holders.word(holders, word);
+                if keep != *running {
+                    levels.push(Level { blocks: at as u32, word: word as u32, members: *running & !keep });
                 }
-                if left == 0 {
-                    break;
-                }
+                *running = keep;
+                left |= keep;
             }
-        }
-        for (word, running) in running.iter().enumerate().rev() {
-            each(*running, word, blocks.len() as u32, &mut out);
+            if left == 0 {
+                break;
+            }
         }
         self.running = running;
     }
 }
 
-/// The members of one word, the highest first.
 #[inline]
-fn each(mut members: u64, word: usize, blocks: u32, out: &mut impl FnMut(u16, u32)) {
-    while members != 0 {
-        let bit = 63 - members.leading_zeros();
-        out((word * 64) as u16 + bit as u16, blocks);
-        members ^= 1 << bit;
+fn holders_of(parts: &[Part; PARTS], identity: u64) -> Set {
+    parts[(identity >> (64 - PART_BITS)) as usize].holders(identity)
+}
+
+/// How many blocks have these holders, and those of the block after; the empty set at the end. Apart from its caller, as it is
+/// most of a lookup: a dozen registers are few.
+#[inline(never)]
+fn same_holders(parts: &[Part; PARTS], blocks: &[u64], holders: Set) -> (usize, Set) {
+    for (at, block) in blocks.iter().enumerate() {
+        let next = holders_of(parts, *block);
+        if next != holders {
+            return (at, next);
+        }
     }
+    (blocks.len(), Set::default())
 }

@@ -150,7 +150,9 @@ impl ServerMemory {
         self.capacity = capacity;
         while self.held > capacity {
             let top = self.clients.top().expect("held blocks have an owner");
-            self.evict_of(top, index, slot);
+            let most = (self.clients.of(top).blocks - self.clients.second_blocks()).max(1);
+            self.evict_oldest(top, most.min(self.held - capacity), index, slot, |_, _| true);
+            self.lost(top);
         }
         let evicted = self.evicted;
         let old = std::mem::replace(self, ServerMemory { evicted, ..ServerMemory::new(capacity) });
@@ -303,36 +305,50 @@ impl ServerMemory {
         let owner = Owner::new(client, stamp.shard);
         let mut matched = blocks.len();
         let mut run = Run { newest: NONE, oldest: NONE, client, blocks: 0 };
-        for (i, (block, found)) in blocks.iter().zip(found).enumerate().rev() {
-            let at = self.find(*block);
-            *found = at;
+        let mut left = blocks.len();
+        while left > 0 {
+            left -= 1;
+            let at = self.find(blocks[left]);
+            found[left] = at;
             if at == NONE {
-                matched = i;
+                matched = left;
                 recording.absent += 1;
                 continue;
             }
             let node = &mut self.nodes[at as usize];
             if node.is_later_than(stamp) {
-                *found = LATER;
+                found[left] = LATER;
                 continue;
             }
-            let before = node.owner.client();
-            if node.older == run.newest && before == run.client && run.blocks > 0 {
-                node.at = stamp.at;
-                node.owner = owner;
-                run.newest = at;
-                run.blocks += 1;
-                continue;
+            if node.older != run.newest || node.owner.client() != run.client || run.blocks == 0 {
+                // Moved before the next is stamped: the heap reads stamps.
+                self.move_run(recording, run);
+                let node = &self.nodes[at as usize];
+                run = Run { newest: at, oldest: at, client: node.owner.client(), blocks: 0 };
+                if recording.tail == NONE {
+                    recording.tail = at;
+                }
             }
-            // Moved before the next is stamped: the heap reads stamps.
-            self.move_run(recording, run);
             let node = &mut self.nodes[at as usize];
             node.at = stamp.at;
             node.owner = owner;
-            run = Run { newest: at, oldest: at, client: before, blocks: 1 };
-            if recording.tail == NONE {
-                recording.tail = at;
+            run.newest = at;
+            // The block before this one in the prompt is mostly the one touched after it.
+            let next = node.newer;
+            let same = touch_run(
+                &mut self.nodes,
+                next,
+                run.client,
+                &blocks[..left],
+                &mut found[..left],
+                stamp,
+                owner,
+            );
+            left -= same;
+            if same > 0 {
+                run.newest = found[left];
             }
+            run.blocks += same as u32 + 1;
         }
         self.move_run(recording, run);
         matched
@@ -391,7 +407,7 @@ impl ServerMemory {
         self.nodes[run.oldest as usize].older = older;
     }
 
-    /// Evicts one block, or has the prompt keep one less: as if its absent blocks were there already, the newest of all.
+    /// Evicts blocks, or has the prompt keep fewer: as if its absent blocks were there already, the newest of all.
     fn make_room(
         &mut self,
         recording: &mut Recording,
@@ -401,19 +417,26 @@ impl ServerMemory {
         slot: u16,
     ) {
         let client = recording.client;
-        let oldest = self.clients.of(client).oldest;
+        let need = self.held + recording.absent - self.capacity;
         // What of the client is older than the prompt goes first, then the prompt from its tail, then what is newer.
-        recording.older_gone |= oldest == NONE
-            || oldest == recording.tail
-            || self.nodes[oldest as usize].is_later_than(recording.stamp);
-        if let Some(top) = self.clients.top()
+        let oldest = self.clients.of(client).oldest;
+        recording.older_gone |= !self.is_before(oldest, recording);
+        let own = self.clients.of(client).blocks + recording.absent;
+        let top = self.clients.top();
+        if let Some(top) = top
             && self.is_over(top, recording)
         {
-            self.evict_of(top, index, slot);
+            // As many as it has more than the next, and at least the one that decided.
+            let next = self.clients.second_blocks().max(own);
+            let most = self.clients.of(top).blocks.saturating_sub(next).max(1);
+            self.evict_oldest(top, need.min(most), index, slot, |_, _| true);
+            self.lost(top);
             return;
         }
+        let most = own - top.map_or(0, |top| self.clients.of(top).blocks);
+        let most = need.min(most.max(1));
         if !recording.older_gone {
-            self.evict(oldest, client, index, slot);
+            self.evict_oldest(client, most, index, slot, |memory, at| memory.is_before(at, recording));
             return;
         }
         while recording.keep > 0 {
@@ -432,6 +455,12 @@ impl ServerMemory {
             }
         }
         unreachable!("there is no room for blocks that are absent, so the prompt has some");
+    }
+
+    /// Whether a node of the recording's client is older than the prompt.
+    #[inline]
+    fn is_before(&self, at: u32, recording: &Recording) -> bool {
+        at != NONE && at != recording.tail && !self.nodes[at as usize].is_later_than(recording.stamp)
     }
 
     /// Whether a node that was found for a block still is it: where a prompt has a block twice, it may be gone.
@@ -457,10 +486,33 @@ impl ServerMemory {
         self.clients.claim(top, stamp_in(&self.nodes)) > claim
     }
 
-    /// Evicts the oldest block of a client in the heap.
-    fn evict_of(&mut self, client: u32, index: &mut Index, slot: u16) {
-        self.evict(self.clients.of(client).oldest, client, index, slot);
-        self.lost(client);
+    /// Evicts a client's oldest blocks, at most `most` and as long as they are to go; the heap is the caller's.
+    #[inline]
+    fn evict_oldest(
+        &mut self,
+        client: u32,
+        most: u32,
+        index: &mut Index,
+        slot: u16,
+        goes: impl Fn(&Self, u32) -> bool,
+    ) {
+        let mut at = self.clients.of(client).oldest;
+        let mut gone = 0;
+        while gone < most && at != NONE && goes(self, at) {
+            let newer = self.nodes[at as usize].newer;
+            self.free_node(at, index, slot);
+            at = newer;
+            gone += 1;
+        }
+        let of = self.clients.of_mut(client);
+        of.oldest = at;
+        of.blocks -= gone;
+        match at {
+            NONE => of.newest = NONE,
+            at => self.nodes[at as usize].older = NONE,
+        }
+        self.held -= gone;
+        self.evicted += u64::from(gone);
     }
 
     fn evict(&mut self, at: u32, client: u32, index: &mut Index, slot: u16) {
@@ -472,7 +524,18 @@ impl ServerMemory {
     fn remove(&mut self, at: u32, client: u32, index: &mut Index, slot: u16) {
         self.unlink(Run { newest: at, oldest: at, client, blocks: 1 });
         self.clients.of_mut(client).blocks -= 1;
-        let Node { identity, next, .. } = self.nodes[at as usize];
+        self.held -= 1;
+        self.free_node(at, index, slot);
+    }
+
+    /// Takes a node out of its bucket and the index; the list is the caller's.
+    #[inline]
+    fn free_node(&mut self, at: u32, index: &mut Index, slot: u16) {
+        let node = &mut self.nodes[at as usize];
+        let Node { identity, next, .. } = *node;
+        node.owner = Owner::NOBODY;
+        node.next = self.free;
+        self.free = at;
         let bucket = reduce(identity, self.buckets.len());
         if self.buckets[bucket] == at {
             self.buckets[bucket] = next;
@@ -483,11 +546,6 @@ impl ServerMemory {
             }
             self.nodes[before as usize].next = next;
         }
-        let node = &mut self.nodes[at as usize];
-        node.owner = Owner::NOBODY;
-        node.next = self.free;
-        self.free = at;
-        self.held -= 1;
         index.remove(identity, slot);
     }
 
@@ -507,38 +565,64 @@ impl ServerMemory {
         let before =
             (0..from).rev().find(|i| found[*i] != LATER && self.is_touched(found[*i], blocks[*i], client));
         let mut before = before.map_or(cursor, |i| found[i]);
+        // Those put in one behind the other are linked to what is older than all of them at the end.
+        let mut older = self.older_than(client, before);
+        let mut put = 0;
         for (block, found) in blocks[from..keep].iter().zip(&found[from..keep]) {
             match *found {
                 LATER => continue,
                 ABSENT => {}
                 at => {
                     if self.is_touched(at, *block, client) {
+                        self.set_newer(client, older, before);
                         before = at;
+                        older = self.nodes[at as usize].older;
                     }
                     continue;
                 }
             }
             let bucket = reduce(*block, self.buckets.len());
             let next = self.buckets[bucket];
-            let node = Node { identity: *block, at: stamp.at, newer: NONE, older: NONE, next, owner };
-            let at = match self.free {
-                NONE => {
-                    self.nodes.push(node);
-                    self.nodes.len() as u32 - 1
-                }
-                at => {
-                    let free = &mut self.nodes[at as usize];
+            let node = Node { identity: *block, at: stamp.at, newer: before, older, next, owner };
+            let at = self.free;
+            let at = match self.nodes.get_mut(at as usize) {
+                Some(free) => {
                     self.free = free.next;
                     *free = node;
                     at
                 }
+                None => {
+                    self.nodes.push(node);
+                    self.nodes.len() as u32 - 1
+                }
             };
             self.buckets[bucket] = at;
-            self.link(client, Run { newest: at, oldest: at, client, blocks: 1 }, before);
-            self.clients.of_mut(client).blocks += 1;
-            self.held += 1;
+            match before {
+                NONE => self.clients.of_mut(client).newest = at,
+                before => self.nodes[before as usize].older = at,
+            }
             index.add(*block, slot);
             before = at;
+            put += 1;
+        }
+        self.set_newer(client, older, before);
+        self.clients.of_mut(client).blocks += put;
+        self.held += put;
+    }
+
+    /// What follows `at` on the older side; NONE stands for the newest end of the client's list.
+    fn older_than(&self, client: u32, at: u32) -> u32 {
+        match at {
+            NONE => self.clients.of(client).newest,
+            at => self.nodes[at as usize].older,
+        }
+    }
+
+    /// What follows `at` on the newer side; NONE stands for the oldest end of the client's list.
+    fn set_newer(&mut self, client: u32, at: u32, newer: u32) {
+        match at {
+            NONE => self.clients.of_mut(client).oldest = newer,
+            at => self.nodes[at as usize].newer = newer,
         }
     }
 
@@ -575,6 +659,33 @@ impl ServerMemory {
         }
         lists
     }
+}
+
+/// Touches nodes from `at` to the newer side of their list as long as they are a client's and the last of `blocks`, in turn;
+/// notes them, and says how many. Apart from its caller, as it is most of a recording.
+#[inline(never)]
+fn touch_run(
+    nodes: &mut [Node],
+    mut at: u32,
+    client: u32,
+    blocks: &[u64],
+    found: &mut [u32],
+    stamp: Stamp,
+    owner: Owner,
+) -> usize {
+    let mut same = 0;
+    for (block, found) in blocks.iter().zip(found).rev() {
+        let Some(node) = nodes.get_mut(at as usize) else { break };
+        if node.identity != *block || node.owner.client() != client || node.is_later_than(stamp) {
+            break;
+        }
+        node.at = stamp.at;
+        node.owner = owner;
+        *found = at;
+        at = node.newer;
+        same += 1;
+    }
+    same
 }
 
 fn stamp_in(nodes: &[Node]) -> impl Fn(u32) -> Stamp + '_ {

@@ -139,7 +139,7 @@ pub async fn forward(
                 held.done(Outcome::Failure);
                 if let Some((matched, _)) = known.prefix_blocks {
                     // It never got there.
-                    shard.forget_tail(arrived, backend, &desk.prompt.blocks, matched);
+                    shard.unsent(arrived, backend, &desk.prompt.blocks, matched);
                 }
                 tried.push(backend);
                 lost = Some(backend);

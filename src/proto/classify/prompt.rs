@@ -149,8 +149,22 @@ pub fn read_prompt<'a>(
     rules: &PromptRules,
     prompt: &mut Prompt,
 ) -> Reading<'a> {
-    prompt.blocks.clear();
     prompt.outline.clear();
+    let reading = read(endpoint, body, whole, rules, prompt);
+    if !reading.has_prompt {
+        prompt.blocks.clear();
+    }
+    reading
+}
+
+/// As [`read_prompt`]; without a prompt, `prompt.blocks` stays as it was.
+fn read<'a>(
+    endpoint: Endpoint,
+    body: &'a [u8],
+    whole: bool,
+    rules: &PromptRules,
+    prompt: &mut Prompt,
+) -> Reading<'a> {
     // Segments count in 32 bits.
     let (body, whole) = match u32::try_from(body.len()) {
         Ok(_) => (body, whole),
@@ -283,22 +297,19 @@ fn cut(
     blocks: &mut Vec<u64>,
 ) {
     let segments = |section: &(u32, u32)| &outline.segments[section.0 as usize..section.1 as usize];
-    let all = |place: Place| match place {
-        Place::Body | Place::Media => body,
-        Place::Scratch | Place::Tokens => &outline.scratch[..],
-    };
-
     let mut seed =
         keys.absorb(0, 1 + u64::from(reading.model.is_some()), reading.model.as_deref().unwrap_or(b""));
     for (place, section) in sections[..SEEDS].iter().enumerate() {
         for segment in segments(section) {
-            let bytes = &all(segment.place)[segment.start as usize..][..segment.len as usize];
+            let all = if segment.place == Place::Body { body } else { &outline.scratch };
+            let bytes = &all[segment.start as usize..][..segment.len as usize];
             seed = keys.absorb(seed, 3 + place as u64, bytes);
         }
     }
 
     // No byte is in two segments, and a digest is shorter than what it stands for.
     let bytes_max = body.len() + outline.scratch.len() + outline.segments.len();
+    // What the last prompt left there is written over: zeroing it would cost as much as hashing an eighth of the prompt.
     blocks.resize(bytes_max / block_bytes, 0);
     let mut cutter = Cutter::new(keys, block_bytes, seed, blocks);
     // Nothing to be separated from yet: a lone prompt is cut exactly at multiples of the block.
@@ -306,20 +317,28 @@ fn cut(
     for section in &sections[SEEDS..] {
         for segment in segments(section) {
             let lead = segment.lead;
-            if !(first && matches!(lead, Lead::Text | Lead::Next)) {
+            if !first || !matches!(lead, Lead::Text | Lead::Next) {
                 cutter.push_byte(lead as u8);
+                first = false;
+            } else if lead == Lead::Text {
+                first = false;
             }
-            first &= lead == Lead::Next;
-            let (all, start, len) = (all(segment.place), segment.start as usize, segment.len as usize);
+            let (start, len) = (segment.start as usize, segment.len as usize);
             match segment.place {
-                Place::Body | Place::Scratch => reading.prompt_bytes += len as u64,
-                Place::Tokens => reading.token_ids += len as u64 / 4,
-                Place::Media => {
-                    cutter.push(&keys.digest(&all[start..start + len]).to_le_bytes());
-                    continue;
+                Place::Body => {
+                    reading.prompt_bytes += len as u64;
+                    cutter.push_part(body, start, len);
                 }
+                Place::Scratch => {
+                    reading.prompt_bytes += len as u64;
+                    cutter.push_part(&outline.scratch, start, len);
+                }
+                Place::Tokens => {
+                    reading.token_ids += len as u64 / 4;
+                    cutter.push_part(&outline.scratch, start, len);
+                }
+                Place::Media => cutter.push(&keys.digest(&body[start..start + len]).to_le_bytes()),
             }
-            cutter.push_part(all, start, len);
         }
     }
     let count = cutter.count();

@@ -105,6 +105,7 @@ fn nh_plain(key: &Key, chunk: &[u8]) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
+    use super::super::walk::string_end_plain;
     use super::{Key, Keys, Nested};
 
     /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
@@ -189,55 +190,51 @@ mod x86 {
         u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
     }
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    #[target_feature(enable = "avx2,bmi1")]
     fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
-        let (chunks, _) = bytes.get(start..)?.as_chunks::<128>();
         let mut at = start;
-        for chunk in chunks {
-            let a = equal(load::<0, 128>(chunk), b'"');
-            let b = equal(load::<1, 128>(chunk), b'"');
-            let c = equal(load::<2, 128>(chunk), b'"');
-            let d = equal(load::<3, 128>(chunk), b'"');
-            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-            if _mm256_movemask_epi8(any) != 0 {
-                if let Some(quote) = first_that_ends(bytes, start, at, mask(a, b)) {
-                    return Some(quote);
+        // Each byte is looked at with the two before it. In a JSON text these are there, and no backslash opens a string.
+        if start >= 2 && bytes[start - 1] != b'\\' {
+            let mut rest = bytes.get(start - 2..)?;
+            while let Some(window) = rest.first_chunk::<130>() {
+                let (a, b) = (may_end::<0>(window), may_end::<1>(window));
+                let (c, d) = (may_end::<2>(window), may_end::<3>(window));
+                let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+                if _mm256_movemask_epi8(any) != 0 {
+                    for (at, mut quotes) in [(at, mask(a, b)), (at + 64, mask(c, d))] {
+                        while quotes != 0 {
+                            let quote = at + quotes.trailing_zeros() as usize;
+                            if ends(bytes, start, quote) {
+                                return Some(quote);
+                            }
+                            quotes &= quotes - 1;
+                        }
+                    }
                 }
-                if let Some(quote) = first_that_ends(bytes, start, at + 64, mask(c, d)) {
-                    return Some(quote);
-                }
+                at += 128;
+                rest = &rest[128..];
             }
-            at += 128;
         }
-        let mut tail = [0; 128];
-        tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
-        let quotes = mask(equal(load::<0, 128>(&tail), b'"'), equal(load::<1, 128>(&tail), b'"'));
-        first_that_ends(bytes, start, at, quotes).or_else(|| {
-            let quotes = mask(equal(load::<2, 128>(&tail), b'"'), equal(load::<3, 128>(&tail), b'"'));
-            first_that_ends(bytes, start, at + 64, quotes)
-        })
+        string_end_plain(bytes, start, at)
     }
 
-    /// The first of `quotes`, bits for the bytes from `at` on, that ends the string which began at `start`.
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    /// Marks the quotes among 32 of the bytes behind the first two of `window`, but for those with one backslash before
+    /// them: they end nothing. Where there are more, their number decides.
+    #[target_feature(enable = "avx2")]
     #[inline]
-    fn first_that_ends(bytes: &[u8], start: usize, at: usize, mut quotes: u64) -> Option<usize> {
-        while quotes != 0 {
-            let quote = at + quotes.trailing_zeros() as usize;
-            if quote == start || bytes[quote - 1] != b'\\' {
-                return Some(quote);
-            }
-            // One backslash is by far the most.
-            if bytes[quote.saturating_sub(2)] == b'\\' && ends(bytes, start, quote) {
-                return Some(quote);
-            }
-            quotes &= quotes - 1;
-        }
-        None
+    fn may_end<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
+        const { assert!(INDEX < 4) };
+        let from = |offset: usize| {
+            // SAFETY: at most 3 * 32 + 2 + 32 bytes of the 130 are read up to, in any alignment.
+            unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + offset).cast()) }
+        };
+        let backslash = equal(from(1), b'\\');
+        let one = _mm256_andnot_si256(equal(from(0), b'\\'), backslash);
+        _mm256_andnot_si256(one, equal(from(2), b'"'))
     }
 
     /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.
-    #[cold]
+    #[inline]
     fn ends(bytes: &[u8], start: usize, quote: usize) -> bool {
         let run = bytes[start..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
         run.is_multiple_of(2)

@@ -205,7 +205,7 @@ fn nested_plain(bytes: &[u8], start: usize) -> Nested {
             at = find_structural(bytes, at)?;
             spaced = spaced || bytes[gap..at].iter().any(|b| matches!(b, b' ' | b'\n' | b'\r' | b'\t'));
             match bytes[at] {
-                b'"' => at = string_end_plain(bytes, at + 1)?,
+                b'"' => at = string_end_plain(bytes, at + 1, at + 1)?,
                 b'{' | b'[' => depth += 1,
                 _ if depth == 1 => return Some(at + 1),
                 _ => depth -= 1,
@@ -232,12 +232,12 @@ pub(super) fn string_end(level: Level, bytes: &[u8], start: usize) -> Option<usi
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(proof) => proof.string_end(bytes, start),
-        Level::Plain => string_end_plain(bytes, start),
+        Level::Plain => string_end_plain(bytes, start, start),
     }
 }
 
-fn string_end_plain(bytes: &[u8], start: usize) -> Option<usize> {
-    let mut from = start;
+/// [`string_end`], for a string that does not end before `from`.
+pub(super) fn string_end_plain(bytes: &[u8], start: usize, mut from: usize) -> Option<usize> {
     loop {
         let quote = find_quote(bytes, from)?;
         // Each backslash is counted for one quote only, so this stays linear.

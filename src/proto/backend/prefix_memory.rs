@@ -267,6 +267,28 @@ impl PrefixMemory {
             + self.domains.iter().flatten().map(|domain| domain.index.bytes()).sum::<usize>()
     }
 
+    /// Finds which servers of the domain hold how many leading blocks, in one pass over the prompt whatever the number of
+    /// servers; [`PrefixMemory::matches`] then tells.
+    #[inline]
+    pub fn find_matches(&mut self, domain: PoolId, blocks: &[u64]) {
+        if let Some(Some(domain)) = self.domains.get_mut(domain.index()) {
+            let Domain { index, levels, .. } = &mut **domain;
+            index.lookup(blocks, levels);
+        }
+    }
+
+    /// What was found last: every server that holds the first block, longest match first, of equals those first that were configured
+    /// first. Costs only for those that are asked for.
+    pub fn matches(&self, domain: PoolId) -> impl Iterator<Item = Match> + Clone {
+        let domain = self.domains.get(domain.index()).and_then(Option::as_deref);
+        domain.into_iter().flat_map(|Domain { slots, levels, .. }| {
+            levels.iter().rev().flat_map(move |level| {
+                let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
+                backends.map(|backend| Match { backend, blocks: level.blocks })
+            })
+        })
+    }
+
     /// Puts every server of the domain that holds the first block into `out` (emptied first) with its number of matched
     /// leading blocks, longest first; of equals those first that were configured first. Beside the pass over the prompt,
     /// O(servers that match): see [`PrefixMemory::lookup_best`].

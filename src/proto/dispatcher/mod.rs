@@ -30,9 +30,7 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::prefix_memory::{
-    Match, MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchStage,
-};
+use super::backend::prefix_memory::{MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchStage};
 use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
@@ -213,8 +211,6 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     messages: VecDeque<(ShardId, Message, Urgency)>,
     memory: PrefixMemory,
-    /// Who holds how much of the prompt at hand; kept for its memory.
-    matches: Vec<Match>,
 }
 
 impl Dispatcher {
@@ -246,7 +242,6 @@ impl Dispatcher {
             events: VecDeque::new(),
             messages: VecDeque::new(),
             memory: PrefixMemory::new(options.kv_memory_bytes_max),
-            matches: Vec::new(),
         };
         dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
         dispatcher
@@ -333,9 +328,8 @@ impl Dispatcher {
         else {
             return Decision::Reject(Rejection::NoHealthyServer);
         };
-        self.matches.clear();
         if routed.algorithm == Algorithm::KvAware && !wanted.blocks.is_empty() {
-            self.memory.lookup(routed.pool, wanted.blocks, &mut self.matches);
+            self.memory.find_matches(routed.pool, wanted.blocks);
         }
         if self.home.is_some() {
             self.request_at_home(now, group, wanted)
@@ -349,7 +343,7 @@ impl Dispatcher {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
         let affinity =
-            Affinity { session: wanted.session, matches: &self.matches, blocks: wanted.blocks.len() as u32 };
+            Affinity { session: wanted.session, memory: &self.memory, blocks: wanted.blocks.len() as u32 };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);

@@ -28,10 +28,11 @@ use crate::proto::backend::catalog::KvRules;
 const LOAD_PRICE_BLOCKS: f64 = 32.0;
 /// Price of a server that got twice its share of requests, in blocks; in proportion.
 const SHARE_PRICE_BLOCKS: f64 = 8000.0;
-/// So far above its share costs nothing: as part of it, in an idle pool and in a busy one.
-const SHARE_FREE: (f64, f64) = (0.01, 0.03);
+/// So far above its share costs nothing: as part of it, and in requests, in an idle pool and in a busy one.
+const SHARE_FREE: f64 = 0.01;
+const SHARE_FREE_REQUESTS: (f64, f64) = (0.0, 6.0);
 /// Requests that are added to a fair share, so that the first few do not count as many; idle and busy.
-const SHARE_PRIOR: (f64, f64) = (16.0, 200.0);
+const SHARE_PRIOR: (f64, f64) = (16.0, 100.0);
 /// Price of a server that got twice its share of uncached tokens, per block that is to be computed; in proportion.
 const WORK_PRICE: f64 = 30.0;
 /// So far above its share of work costs nothing: as part of it, and in tokens.
@@ -163,7 +164,8 @@ impl Scene<'_> {
         let deviation = self.policy.balance.of(slot);
         let busy = self.loads.mean.min(1.0);
         let between = |(idle, full): (f64, f64)| idle + (full - idle) * busy;
-        let over = (deviation.requests - between(SHARE_FREE) * deviation.requests_fair).max(0.0);
+        let free = SHARE_FREE * deviation.requests_fair + between(SHARE_FREE_REQUESTS);
+        let over = (deviation.requests - free).max(0.0);
         let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + between(SHARE_PRIOR));
         let over = (deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS).max(0.0);
         let work = WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);

@@ -8,6 +8,8 @@
 //! What must arrive and finds its ring full is kept at the sender, in order, and tried again by [`ShardPort::retry`] or with the
 //! next send. Load figures are handed back instead: they are absolute, and the next flush repeats them.
 //!
+//! Which prompts went where is told in rings of their own, see [`touches`]: many words, which may be lost.
+//!
 //! *Invariant*: per ordered pair, kept messages arrive in the order they were sent. After [`ShardPort::arm`] and one more poll, an
 //! urgent message leads to an eventfd write.
 //! *Bound and cost*: an empty poll is one load per ring (about 0.5 ns, no cross-core write), a push about 3 ns to a busy
@@ -15,6 +17,7 @@
 //! [`MESH_RING_SLOTS`] × 64 bytes for each ordered pair.
 //! *Errors*: only [`build`] can fail. An eventfd write cannot fail short of a programming error and is asserted.
 
+pub mod touches;
 mod wake;
 
 use std::collections::VecDeque;
@@ -25,9 +28,11 @@ use std::sync::Arc;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 use crate::limits::{CONTROL_RING_SLOTS, MESH_RING_SLOTS, SHARDS_MAX};
+use crate::proto::backend::prefix_memory::Touch;
 use crate::proto::dispatcher::Dispatcher;
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Message, Notice, Update, Urgency};
+use touches::Touches;
 use wake::Waker;
 
 /// A ring's sending end, with what found it full.
@@ -82,6 +87,7 @@ pub struct ShardPort {
     wakers: Arc<[Waker]>,
     /// Receivers to wake at the end of [`ShardPort::carry`].
     to_wake: Vec<ShardId>,
+    touches: Touches,
 }
 
 /// The control thread's end of all its rings.
@@ -97,8 +103,10 @@ pub fn build(shards: usize) -> io::Result<(Vec<ShardPort>, ControlPort)> {
     assert!((1..=SHARDS_MAX).contains(&shards), "1 to {SHARDS_MAX} shards, not {shards}");
     let wakers: Arc<[Waker]> = (0..=shards).map(|_| Waker::new()).collect::<io::Result<_>>()?;
     let mut control = ControlPort { updates: Vec::new(), notices: Vec::new(), wakers: wakers.clone() };
-    let mut ports: Vec<ShardPort> = (0..shards)
-        .map(|shard| {
+    let mut ports: Vec<ShardPort> = touches::build(shards)
+        .into_iter()
+        .enumerate()
+        .map(|(shard, touches)| {
             let (update_out, updates) = RingBuffer::new(CONTROL_RING_SLOTS);
             let (notices, notice_in) = RingBuffer::new(CONTROL_RING_SLOTS);
             control.updates.push(Sender::new(update_out));
@@ -111,6 +119,7 @@ pub fn build(shards: usize) -> io::Result<(Vec<ShardPort>, ControlPort)> {
                 notices: Sender::new(notices),
                 wakers: wakers.clone(),
                 to_wake: Vec::new(),
+                touches,
             }
         })
         .collect();
@@ -207,6 +216,23 @@ impl ShardPort {
             }
         }
         taken
+    }
+
+    /// Tells every peer of a prompt: copied whole into its ring, or dropped and counted where there is no room. Wakes nobody but
+    /// sleepers whose ring is more than half full.
+    pub fn touch(&mut self, touch: &Touch) {
+        let wakers = &self.wakers;
+        self.touches.send(touch, |to| wakers[to.index()].wake());
+    }
+
+    /// Hands every touch that has arrived to `take`, in the order of their stamps; returns how many.
+    pub fn poll_touches(&mut self, take: impl FnMut(ShardId, &Touch)) -> usize {
+        self.touches.poll(take)
+    }
+
+    /// Touches that this shard could not tell some peer, since the start.
+    pub fn touches_dropped(&self) -> u64 {
+        self.touches.dropped()
     }
 
     /// The next update of the control thread.

@@ -14,6 +14,7 @@ pub mod client;
 pub mod engine;
 pub mod exchange;
 pub mod metrics;
+pub mod prompts;
 pub mod router;
 pub mod time;
 pub mod wire;

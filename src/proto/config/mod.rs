@@ -14,6 +14,7 @@
 mod build;
 mod fault;
 mod keys;
+mod live;
 mod overlay;
 mod pools;
 mod print;
@@ -25,14 +26,17 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 pub use fault::{Fault, Faults};
+pub use live::ServerChange;
 pub use overlay::{Override, Place};
 pub use pools::{PoolSettings, Secret, ServerSettings};
 pub use sections::{
-    Cores, Driver, HalfClose, Headers, Health, Limits, Log, LogFormat, LogLevel, Profile, Runtime,
+    Cores, Driver, EngineMetrics, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile,
+    Runtime,
 };
 pub use url::{Host, ServerUrl};
 
-use crate::proto::backend::grouping::MIXED;
+use crate::proto::backend::catalog::Algorithm;
+use crate::proto::backend::grouping::{MIXED, TOKEN_LIMITS_MAX};
 use keys::Keys;
 use sections::Stargate;
 
@@ -51,6 +55,8 @@ pub struct Settings {
     /// Standalone servers. Together with the pools' there is at least one server.
     pub servers: Vec<ServerSettings>,
     pub log: Log,
+    /// What `[headers] digest_secret_file` holds; `None` before [`Settings::load_keys`], or where there is none.
+    pub digest_secret: Option<Secret>,
 }
 
 /// Where clients connect.
@@ -110,7 +116,8 @@ impl Settings {
         let listeners = read_listeners(&mut keys);
         let admin = keys.table("admin").map(Admin::read).unwrap_or(Admin { address: ADMIN_DEFAULT });
         let limits = keys.table("limits").map(Limits::read).unwrap_or_default();
-        let headers = keys.table("headers").map(Headers::read).unwrap_or_default();
+        let mut headers = keys.table("headers").map(Headers::read).unwrap_or_default();
+        headers.digest_secret_file = headers.digest_secret_file.map(|file| dir.join(file));
         let health = keys.table("health").map(Health::read).unwrap_or_default();
         let mut pools = Vec::new();
         for i in 0..keys.count("pool") {
@@ -124,7 +131,19 @@ impl Settings {
         keys.table("stargate").map(Stargate::read);
         let log = keys.table("log").map(Log::read).unwrap_or_default();
         keys.end();
-        let settings = Settings { runtime, listeners, admin, limits, headers, health, pools, servers, log };
+        let digest_secret = None;
+        let settings = Settings {
+            runtime,
+            listeners,
+            admin,
+            limits,
+            headers,
+            health,
+            pools,
+            servers,
+            log,
+            digest_secret,
+        };
         settings.check(table, faults);
         settings
     }
@@ -151,6 +170,7 @@ impl Settings {
             }
         }
         self.check_names(faults);
+        self.check_token_limits(faults);
         // Counted in the text: a server with a faulty URL is there all the same.
         let servers_at =
             |table: &toml::Table| table.get("server").and_then(|s| s.as_array()).map_or(0, Vec::len);
@@ -171,6 +191,18 @@ impl Settings {
                 "server",
                 count.to_string(),
                 format!("expected at most {numbers_max} servers and pools"),
+            );
+        }
+    }
+
+    fn check_token_limits(&self, faults: &mut Faults) {
+        let limits = self.all_servers().map(|server| server.max_input_tokens).filter(|tokens| *tokens > 0);
+        let distinct = limits.collect::<std::collections::HashSet<_>>().len();
+        if distinct > TOKEN_LIMITS_MAX {
+            faults.push(
+                "server.max_input_tokens",
+                format!("{distinct} distinct values"),
+                format!("expected at most {TOKEN_LIMITS_MAX} over all servers"),
             );
         }
     }
@@ -227,9 +259,26 @@ impl Settings {
         self.pools.iter().flat_map(|pool| &pool.servers).chain(&self.servers)
     }
 
-    /// Reads each server's `api_key_file` through `read`, which is given a path and says the content or why not.
+    /// Reads `digest_secret_file` and each server's `api_key_file` through `read`, which is given a path and says the
+    /// content or why not.
     pub fn load_keys(&mut self, read: impl Fn(&Path) -> Result<String, String>) -> Result<(), Faults> {
         let mut faults = Faults::default();
+        if let Some(file) = &self.headers.digest_secret_file {
+            let secret =
+                read(file).map_err(|why| format!("expected a readable file: {why}")).and_then(|text| {
+                    match text.trim() {
+                        "" => Err("expected a file with a secret in it".to_owned()),
+                        secret => Ok(Secret(secret.into())),
+                    }
+                });
+            match secret {
+                Ok(secret) => self.digest_secret = Some(secret),
+                Err(expected) => {
+                    let shown = format!("\"{}\"", file.display());
+                    faults.push("headers.digest_secret_file", shown, expected);
+                }
+            }
+        }
         let pools = self.pools.iter_mut().enumerate().flat_map(|(p, pool)| {
             let servers = pool.servers.iter_mut().enumerate();
             servers.map(move |(s, server)| (format!("pool[{p}].server[{s}].api_key_file"), server))
@@ -281,6 +330,15 @@ impl Settings {
         }
         for pool in self.pools.iter().filter(|pool| pool.servers.is_empty()) {
             warnings.push(format!("pool {}: has no server", pool.name));
+        }
+        for pool in &self.pools {
+            if pool.algorithm != Algorithm::KvAware && pool.kv != Kv::default() {
+                warnings.push(format!(
+                    "pool {}: [pool.kv] has no effect under {}: it is for kv-aware only",
+                    pool.name,
+                    pool.algorithm.name()
+                ));
+            }
         }
         if self.all_servers().all(|server| server.weight == 0.0) {
             warnings.push("every server has weight 0: no request will be placed".to_owned());

@@ -9,6 +9,8 @@
 //!
 //! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
 
+use ringway::proto::backend::catalog::KvRules;
+
 use super::lru::Lru;
 use super::policy::{Arrival, Books, Policy, Verdict};
 use super::trace::{BLOCK_TOKENS, Request};
@@ -39,6 +41,12 @@ pub struct Numbers {
     /// Requests above the fair share that cost nothing, as part of it and as such.
     pub share_free: f64,
     pub share_free_requests: f64,
+    /// Requests that are added to a fair share, so that the first few do not count as many.
+    pub share_prior: f64,
+    /// The share's price is at most this many times the blocks to be computed, and …
+    pub immunity: f64,
+    /// … this for every request in flight on the average server.
+    pub busy_price: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
     pub work_free: f64,
@@ -51,15 +59,19 @@ pub struct Numbers {
 
 impl Default for Numbers {
     fn default() -> Self {
+        let rules = KvRules::default();
         Numbers {
-            slack_abs: 16.0,
-            slack_rel: 1.0,
-            min_match: 2.0,
+            slack_abs: rules.affinity_slack_abs,
+            slack_rel: rules.affinity_slack_rel,
+            min_match: rules.min_match_blocks.into(),
             memory: 1.0,
             load_price: 32.0,
             share_price: 4000.0,
             share_free: 0.01,
             share_free_requests: 8.0,
+            share_prior: 16.0,
+            immunity: 2.0,
+            busy_price: 128.0,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -70,6 +82,21 @@ impl Default for Numbers {
 }
 
 impl Numbers {
+    /// What of them is configuration.
+    pub fn rules(&self) -> KvRules {
+        KvRules {
+            affinity_slack_abs: self.slack_abs,
+            affinity_slack_rel: self.slack_rel,
+            min_match_blocks: self.min_match as u32,
+            ..KvRules::default()
+        }
+    }
+
+    /// The router's memory of one server, in blocks of the trace, for an engine's cache of that many.
+    pub fn memory_blocks(&self, cache_blocks: usize) -> usize {
+        (cache_blocks as f64 * self.memory).round() as usize
+    }
+
     /// Sets a number by its field's name.
     pub fn set(&mut self, name: &str, value: f64) -> Result<(), String> {
         let place = match name {
@@ -81,6 +108,9 @@ impl Numbers {
             "share_price" => &mut self.share_price,
             "share_free" => &mut self.share_free,
             "share_free_requests" => &mut self.share_free_requests,
+            "share_prior" => &mut self.share_prior,
+            "immunity" => &mut self.immunity,
+            "busy_price" => &mut self.busy_price,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
             "work_free_tokens" => &mut self.work_free_tokens,
@@ -89,7 +119,8 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                     share_free_requests, share_prior, immunity, \
+                     busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
                 ));
             }
         };
@@ -124,16 +155,15 @@ impl KvRule {
         miss: Miss,
         servers: usize,
         requests: usize,
-        cache: usize,
-        blocks: usize,
+        memory_blocks: usize,
+        distinct_blocks: usize,
     ) -> KvRule {
-        let capacity = (cache as f64 * numbers.memory).round() as usize;
         KvRule {
             numbers,
             miss,
             sees_caches: false,
             books: Books::new(servers, requests),
-            memory: vec![Lru::new(capacity, blocks); servers],
+            memory: vec![Lru::new(memory_blocks, distinct_blocks); servers],
             next: 0,
             requests_over: vec![0.0; servers],
             work_over: vec![0.0; servers],
@@ -172,7 +202,7 @@ impl KvRule {
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
         let requests = self.requests_over[server] - n.share_free * fair_requests - n.share_free_requests;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
-        n.share_price * requests.max(0.0) / (fair_requests + 16.0)
+        n.share_price * requests.max(0.0) / (fair_requests + n.share_prior)
             + n.work_price * to_compute * work.max(0.0) / fair_work.max(100_000.0)
     }
 
@@ -181,12 +211,14 @@ impl KvRule {
         let n = &self.numbers;
         let servers = || 0..matched.len();
         let least = servers().map(|server| self.load(server)).fold(f64::INFINITY, f64::min);
+        let mean = servers().map(|server| self.load(server)).sum::<f64>() / matched.len() as f64;
         let slack = n.slack_abs.max(n.slack_rel * least);
         let in_window = |server: &usize| self.load(*server) <= least + slack;
         let useful = |server: &usize| matched[*server] as f64 * ROUTER_BLOCKS >= n.min_match.max(1.0);
         let worth = |server: usize| {
             let to_compute = (request.blocks.len() - matched[server]) as f64 * ROUTER_BLOCKS;
-            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute)
+            let most = n.immunity * to_compute + n.busy_price * mean;
+            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute).min(most)
         };
         let load_price = |server: usize| {
             let above = self.load(server) - least;

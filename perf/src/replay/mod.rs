@@ -1,6 +1,6 @@
 //! The `replay` command: recorded traces through routers to simulated engines, in simulated time.
 //!
-//! Same trace, options and seed, same output: no clock is read and no socket opened. Runs are independent of each other and
+//! Same trace, options and seed, same output: no clock is read and no socket opened. Ringway's own algorithms are the code that serves traffic. Runs are independent of each other and
 //! are spread over the machine's cores.
 //!
 //! *Bound and cost*: a run of 12,000 requests takes about 50 ms of one core.
@@ -8,12 +8,13 @@
 
 mod cache_aware;
 mod cost_function;
+mod dispatcher;
 mod engine;
 mod kv_rule;
 mod lru;
 mod oracle;
-mod plain;
 mod policy;
+mod power_of_two;
 mod prefix_scoring;
 mod record;
 mod rng;
@@ -29,15 +30,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Args, ValueEnum};
+use ringway::proto::backend::catalog::Algorithm;
 
 use crate::clock::MS;
 use cache_aware::{CacheAware, Ties};
 use cost_function::CostFunction;
+use dispatcher::{Dispatched, Rules};
 use engine::EngineModel;
 use kv_rule::{KvRule, Miss, Numbers};
 use oracle::Oracle;
-use plain::{Plain, PlainRouter};
 use policy::Policy;
+use power_of_two::PowerOfTwo;
 use prefix_scoring::{PrefixScoring, Weights};
 use simulation::{Setting, simulate};
 use table::{Figures, Place, Row};
@@ -46,14 +49,18 @@ use trace::Trace;
 /// A run's bound: traces of this many engines take too much memory to be of use.
 const ENGINES_MAX: usize = 256;
 
+/// The default ceiling of a server.
+const CEILING: u32 = 32;
+
 /// The model, in the words of the output.
 const MODEL: &str = "\
 Engines: an exact LRU cache of 512-token blocks, tails evicted before heads; the last, partial block of a prompt counts as a block. Prefill: uncached tokens ÷ \
 rate. Each output token takes a fixed time, however many run. Without a queue, every request starts at once and enters the cache as it arrives. With slots and a queue: \
 first come, first served; one prefill at a time; a request holds its slot from the beginning of its prefill to its last token; the cache is asked, and the prompt enters it, when the \
 prefill begins. Blocks of running requests can be evicted; no chunking, no preemption.
-Routers place every request when it arrives; none has a ceiling or a queue of its own. Those of other projects are built from their published descriptions \
-(see the heads of their files). The traces name no sessions: sticky sessions cannot be shown.
+Routers: weighted-round-robin, least-connections and kv-aware are Ringway's own code, one shard's dispatcher and prefix memory, which sees prompts in its own blocks of 64 \
+tokens; they have no ceiling per server unless the table says so. Those of other projects are built from their published descriptions (see the heads of their files) and place every request as it \
+arrives. The traces name no sessions: sticky sessions cannot be shown.
 TTFT: from arrival to first token. Expected hits: the blocks that the router believed cached.";
 
 #[derive(Args, Debug)]
@@ -110,7 +117,11 @@ enum RouterKind {
     WeightedRoundRobin,
     LeastConnections,
     KvAware,
-    /// kv-aware, but requests without a useful match go to the least busy server.
+    /// kv-aware with a ceiling of 32 requests per server, and the router's queue.
+    KvAwareCeiling,
+    /// kv-aware's rule, numbers open: for sweeps.
+    KvRule,
+    /// kv-aware's rule, but requests without a useful match go to the least busy server.
     KvAwareLeastBusy,
     PowerOfTwo,
     /// SGLang Model Gateway `cache_aware`; equal matches to the least loaded.
@@ -135,6 +146,8 @@ impl RouterKind {
             RouterKind::WeightedRoundRobin => "weighted-round-robin",
             RouterKind::LeastConnections => "least-connections",
             RouterKind::KvAware => "**kv-aware**",
+            RouterKind::KvAwareCeiling => "kv-aware, ceiling 32",
+            RouterKind::KvRule => "kv-aware's rule, numbers open",
             RouterKind::KvAwareLeastBusy => "kv-aware, misses to the least busy (no default)",
             RouterKind::PowerOfTwo => "power of two",
             RouterKind::SmgCacheAware => "smg cache_aware, ties to the least loaded",
@@ -149,15 +162,26 @@ impl RouterKind {
 
     fn router(self, trace: &Trace, setting: &Setting, numbers: Numbers) -> Box<dyn Policy> {
         let (servers, requests, blocks) = (setting.engines, trace.requests.len(), trace.distinct_blocks);
-        let plain = |plain| Box::new(PlainRouter::new(plain, servers, requests, setting.seed));
-        let rule = |miss| KvRule::new(numbers, miss, servers, requests, setting.model.cache_blocks, blocks);
+        let ours = |algorithm, ceiling| {
+            let memory_blocks = numbers.memory_blocks(setting.model.cache_blocks);
+            Box::new(Dispatched::new(
+                &Rules { algorithm, kv: numbers.rules(), ceiling, memory_blocks },
+                servers,
+            ))
+        };
+        let rule = |miss| {
+            let memory_blocks = numbers.memory_blocks(setting.model.cache_blocks);
+            KvRule::new(numbers, miss, servers, requests, memory_blocks, blocks)
+        };
         let scoring =
             |weights| Box::new(PrefixScoring::new(weights, servers, requests, blocks, setting.seed));
         match self {
-            RouterKind::WeightedRoundRobin => plain(Plain::RoundRobin),
-            RouterKind::LeastConnections => plain(Plain::LeastConnections),
-            RouterKind::PowerOfTwo => plain(Plain::PowerOfTwo),
-            RouterKind::KvAware => Box::new(rule(Miss::RoundRobin)),
+            RouterKind::WeightedRoundRobin => ours(Algorithm::WeightedRoundRobin, 0),
+            RouterKind::LeastConnections => ours(Algorithm::LeastConnections, 0),
+            RouterKind::KvAware => ours(Algorithm::KvAware, 0),
+            RouterKind::KvAwareCeiling => ours(Algorithm::KvAware, CEILING),
+            RouterKind::PowerOfTwo => Box::new(PowerOfTwo::new(servers, requests, setting.seed)),
+            RouterKind::KvRule => Box::new(rule(Miss::RoundRobin)),
             RouterKind::KvAwareLeastBusy => Box::new(rule(Miss::LeastBusy)),
             RouterKind::OracleKvAware => Box::new(rule(Miss::RoundRobin).seeing_caches()),
             RouterKind::SmgCacheAware => {
@@ -194,7 +218,7 @@ pub fn run(args: &ReplayArgs) -> Result<bool, String> {
             text
         })
     } else {
-        let routers: Vec<_> = variants.iter().map(|(_, numbers)| (RouterKind::KvAware, *numbers)).collect();
+        let routers: Vec<_> = variants.iter().map(|(_, numbers)| (RouterKind::KvRule, *numbers)).collect();
         let rows = play(args, &places, &routers);
         let of =
             |variant: usize| (0..places.len()).map(|p| rows[p * routers.len() + variant].clone()).collect();

@@ -37,7 +37,7 @@ fn nine_prompts_over_two_backends_that_cache_about_five() {
         assert!((78.0..=80.0).contains(&reuse), "{}", said.stdout);
         assert!(split.iter().all(|count| (20..=25).contains(count)), "{}", said.stdout);
         let (split, default_reuse) = row(&said, &format!("weighted-round-robin, {order}"));
-        assert_eq!(split.iter().max(), Some(&23), "{}", said.stdout);
+        assert!(split.iter().all(|count| (21..=24).contains(count)), "{}", said.stdout);
         assert!(default_reuse < reuse, "{}", said.stdout);
     }
     // In turn the default finds nothing: what comes next has always just been evicted.

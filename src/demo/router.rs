@@ -140,7 +140,13 @@ impl Router {
                         Some(model) => self.model = model.clone(),
                         None => return Err(format!("the engines have no model in common: {models:?}")),
                     }
-                    match self.serves() {
+                    // Once more after a moment: what the first probes met while shards heard of the servers one by one has
+                    // left the wheels uneven, and a few more turns make up for it.
+                    let again = || {
+                        pause(Duration::from_millis(25));
+                        self.serves()
+                    };
+                    match self.serves().and_then(|()| again()) {
                         Ok(()) => return Ok(()),
                         Err(error) => last = error.to_string(),
                     }

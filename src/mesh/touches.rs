@@ -19,6 +19,16 @@ use crate::limits::{TOUCH_BLOCKS_MAX, TOUCH_RING_WORDS_MAX, TOUCH_RING_WORDS_MIN
 use crate::proto::backend::prefix_memory::{Touch, TouchKind};
 use crate::proto::ids::{BackendId, ClientId, ShardId};
 
+/// What a shard told its peers since the start, one count per peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TouchFigures {
+    pub sent: u64,
+    /// Found a peer's ring full.
+    pub dropped: u64,
+    /// Of those sent.
+    pub bytes: u64,
+}
+
 /// Words before the blocks.
 const HEAD_WORDS: usize = 3;
 
@@ -91,12 +101,12 @@ pub(super) struct Touches {
     incoming: Vec<Option<Receiver>>,
     /// Blocks of a touch that lies across a ring's end.
     joined: Vec<u64>,
-    dropped: u64,
+    figures: TouchFigures,
 }
 
 impl fmt::Debug for Touches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Touches({} peers, {} dropped)", self.out.len().saturating_sub(1), self.dropped)
+        write!(f, "Touches({} peers, {} dropped)", self.out.len().saturating_sub(1), self.figures.dropped)
     }
 }
 
@@ -108,7 +118,7 @@ pub(super) fn build(shards: usize) -> Vec<Touches> {
             out: Vec::new(),
             incoming: Vec::new(),
             joined: Vec::with_capacity(if shards > 1 { TOUCH_BLOCKS_MAX } else { 0 }),
-            dropped: 0,
+            figures: TouchFigures::default(),
         })
         .collect();
     for from in 0..shards {
@@ -130,7 +140,7 @@ impl Touches {
         for (to, ring) in self.out.iter_mut().enumerate() {
             let Some(ring) = ring else { continue };
             let Ok(mut chunk) = ring.write_chunk(HEAD_WORDS + blocks.len()) else {
-                self.dropped += 1;
+                self.figures.dropped += 1;
                 wake(ShardId(to as u8));
                 continue;
             };
@@ -151,6 +161,8 @@ impl Touches {
                     second.copy_from_slice(blocks);
                 }
             }
+            self.figures.sent += 1;
+            self.figures.bytes += ((HEAD_WORDS + blocks.len()) * size_of::<u64>()) as u64;
             chunk.commit_all();
             // What the reader has taken is looked up (a line of another core's cache) only when it seems to lag.
             let half = ring.buffer().capacity() / 2;
@@ -199,9 +211,8 @@ impl Touches {
         taken
     }
 
-    /// Touches that found a peer's ring full, since the start.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped
+    pub(super) fn figures(&self) -> TouchFigures {
+        self.figures
     }
 }
 

@@ -18,12 +18,12 @@ use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
-use crate::proto::backend::prefix_memory::Stamp;
+use crate::proto::backend::prefix_memory::{Stamp, Touch, TouchKind};
 use crate::proto::classify::caller::CallerRules;
 use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
-use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
+use crate::proto::ids::{BackendId, ClientId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
@@ -271,7 +271,16 @@ impl Shard {
         let counts = &mut figures.server(backend).prefix;
         counts.matched_blocks += u64::from(belief.matched);
         counts.total_blocks += prompt.blocks.len() as u64;
+        drop(figures);
+        let Prompted { client, blocks, .. } = *prompt;
+        self.tell(&Touch { kind: TouchKind::Recorded, at: now, backend, client, blocks });
         belief
+    }
+
+    fn tell(&self, touch: &Touch<'_>) {
+        if self.shards > 1 && !touch.blocks.is_empty() {
+            self.port.borrow_mut().touch(touch);
+        }
     }
 
     /// Prompt tokens that this shard had computed there are, or are given up.
@@ -279,10 +288,12 @@ impl Shard {
         self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
     }
 
-    /// The server turned out to hold no more than `keep` leading blocks of what it was sent at `sent`.
-    pub fn forget_tail(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
+    /// What was dispatched to the server at `sent` never got there: it holds `keep` leading blocks of the prompt, as before.
+    pub fn unsent(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
         let stamp = Stamp { at: sent, shard: self.id };
-        self.dispatcher.borrow_mut().handle_forgotten(stamp, backend, blocks, keep);
+        self.dispatcher.borrow_mut().handle_unsent(stamp, backend, blocks, keep);
+        let (kind, client) = (TouchKind::Dropped, ClientId::default());
+        self.tell(&Touch { kind, at: sent, backend, client, blocks: &blocks[keep as usize..] });
     }
 
     /// The request has left the server: its permit is free.
@@ -339,6 +350,9 @@ impl Shard {
             Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
             Message::Socket { fd, .. } => adopt(fd),
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
+        });
+        self.port.borrow_mut().poll_touches(|from, touch| {
+            self.dispatcher.borrow_mut().handle_touch(from, touch);
         });
         loop {
             let update = self.port.borrow_mut().poll_update();
@@ -412,6 +426,9 @@ impl Shard {
             servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
             ..ShardReport::new(self.id)
         };
+        let touches = self.port.borrow().touches();
+        (report.touches_sent, report.touches_dropped) = (touches.sent, touches.dropped);
+        report.touch_bytes = touches.bytes;
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
             server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;

@@ -20,4 +20,10 @@ pub fn heed(shard: &Shard, asked: &Asked, backend: BackendId, belief: Belief, bl
     counts.reported_prompt_tokens += prompt;
     counts.reported_cached_tokens += cached;
     counts.predicted_cached_tokens += predicted;
+    drop(figures);
+    if prompt > 0 && blocks > 0 {
+        let cached_blocks = cached.min(prompt).saturating_mul(blocks as u64) / prompt;
+        let mut dispatcher = shard.dispatcher.borrow_mut();
+        dispatcher.handle_report(shard.now(), backend, belief.matched, cached_blocks as u32);
+    }
 }

@@ -43,6 +43,10 @@ pub struct Row {
     pub prefill_tokens: u64,
     /// The same of the peers' requests, as last heard.
     pub prefill_tokens_peers: u64,
+    /// Steps by which reports to this shard narrowed its prefix memory, and to its peers, as last heard. Below 0 where others
+    /// narrowed and reports here widened.
+    pub narrowed: i32,
+    pub narrowed_peers: i32,
     /// Permits leased to this shard.
     pub held: u32,
     /// The least number of permits that was free since the last sweep: so many nobody needed.
@@ -68,6 +72,8 @@ impl Row {
             peers: 0,
             prefill_tokens: 0,
             prefill_tokens_peers: 0,
+            narrowed: 0,
+            narrowed_peers: 0,
             held: 0,
             free_low: 0,
             failures: 0,
@@ -111,6 +117,8 @@ pub struct Load {
     pub in_flight: u32,
     /// See [`Row::prefill_tokens`].
     pub prefill_tokens: u64,
+    /// See [`Row::narrowed`].
+    pub narrowed: i32,
 }
 
 /// See the module's text.
@@ -207,7 +215,20 @@ impl BackendTable {
         let row = &mut self.rows[id.index()];
         row.peers = row.peers - heard.in_flight + load.in_flight;
         row.prefill_tokens_peers = row.prefill_tokens_peers - heard.prefill_tokens + load.prefill_tokens;
+        row.narrowed_peers += load.narrowed - heard.narrowed;
         *heard = load;
+    }
+
+    /// Steps by which the prefix memory is narrowed on all shards' word, at least 0.
+    pub fn narrowed(&self, id: BackendId) -> u32 {
+        let row = &self.rows[id.index()];
+        (row.narrowed + row.narrowed_peers).max(0) as u32
+    }
+
+    /// One step more (1) or less (-1) on this shard's word.
+    pub fn narrow(&mut self, now: Nanos, id: BackendId, step: i32) {
+        self.rows[id.index()].narrowed += step;
+        self.touch(now, id);
     }
 
     /// Prompt tokens that a request of this shard has computed there from now on.
@@ -246,7 +267,8 @@ impl BackendTable {
     pub fn pop_change(&mut self) -> Option<(BackendId, Load, Nanos)> {
         let id = self.changed.pop()?;
         let row = &mut self.rows[id.index()];
-        let load = Load { in_flight: row.in_flight, prefill_tokens: row.prefill_tokens };
+        let load =
+            Load { in_flight: row.in_flight, prefill_tokens: row.prefill_tokens, narrowed: row.narrowed };
         Some((id, load, std::mem::replace(&mut row.changed, Nanos::NEVER)))
     }
 }
@@ -268,12 +290,12 @@ mod tests {
     fn peers_are_the_sum_of_what_each_said_last() {
         let mut table = BackendTable::new(3);
         let id = BackendId(2);
-        let load = |in_flight, prefill_tokens| Load { in_flight, prefill_tokens };
+        let load = |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, narrowed: -1 };
         table.hear(ShardId(1), id, load(4, 100));
         table.hear(ShardId(2), id, load(3, 30));
         table.hear(ShardId(1), id, load(1, 20));
         assert_eq!((table.row(id).total(), table.heard(ShardId(1), id), table.len()), (4, load(1, 20), 3));
-        assert_eq!(table.row(id).prefill_tokens_peers, 50);
+        assert_eq!((table.row(id).prefill_tokens_peers, table.row(id).narrowed_peers), (50, -2));
     }
 
     #[test]
@@ -284,9 +306,9 @@ mod tests {
         table.begin(Nanos(5), id);
         table.begin(Nanos(6), id);
         table.end(Nanos(7), id);
-        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, prefill_tokens: 0 }, Nanos(5))));
+        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
         assert_eq!(table.pop_change(), None);
         table.resend(id, Nanos(5));
-        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, prefill_tokens: 0 }, Nanos(5))));
+        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
     }
 }

@@ -57,14 +57,13 @@ pub(super) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
 /// for each. Answers the last identity.
 #[inline]
 pub(super) fn identities(
-    level: Level,
     keys: &Keys,
     bytes: &[u8],
     block_bytes: usize,
     before: u64,
     identities: &mut [u64],
 ) -> u64 {
-    match level {
+    match keys.level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(proof) if block_bytes.is_multiple_of(32) => {
             proof.identities(keys, bytes, block_bytes, before, identities)
@@ -105,6 +104,7 @@ fn nh_plain(key: &Key, chunk: &[u8]) -> u64 {
 mod x86 {
     use std::arch::x86_64::*;
 
+    use super::super::walk::string_end_plain;
     use super::{Key, Keys, Nested};
 
     /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
@@ -189,51 +189,59 @@ mod x86 {
         u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
     }
 
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    #[target_feature(enable = "avx2,bmi1")]
     fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
-        let (chunks, _) = bytes.get(start..)?.as_chunks::<128>();
-        let mut at = start;
-        for chunk in chunks {
-            let a = equal(load::<0, 128>(chunk), b'"');
-            let b = equal(load::<1, 128>(chunk), b'"');
-            let c = equal(load::<2, 128>(chunk), b'"');
-            let d = equal(load::<3, 128>(chunk), b'"');
-            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-            if _mm256_movemask_epi8(any) != 0 {
-                if let Some(quote) = first_that_ends(bytes, start, at, mask(a, b)) {
-                    return Some(quote);
-                }
-                if let Some(quote) = first_that_ends(bytes, start, at + 64, mask(c, d)) {
-                    return Some(quote);
-                }
-            }
-            at += 128;
+        // Each byte is looked at with the two before it. In a JSON text these are there, and no backslash opens a string.
+        if start < 2 || bytes.get(start - 1)? == &b'\\' {
+            return string_end_plain(bytes, start, start);
         }
-        let mut tail = [0; 128];
-        tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
-        let quotes = mask(equal(load::<0, 128>(&tail), b'"'), equal(load::<1, 128>(&tail), b'"'));
-        first_that_ends(bytes, start, at, quotes).or_else(|| {
-            let quotes = mask(equal(load::<2, 128>(&tail), b'"'), equal(load::<3, 128>(&tail), b'"'));
-            first_that_ends(bytes, start, at + 64, quotes)
-        })
+        let mut rest = &bytes[start - 2..];
+        while let Some(window) = rest.first_chunk::<130>() {
+            let (a, b) = (may_end::<0>(window), may_end::<1>(window));
+            let (c, d) = (may_end::<2>(window), may_end::<3>(window));
+            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+            // Out of line, for the sake of this loop: nearly always the string's last turn.
+            if _mm256_movemask_epi8(any) != 0
+                && let Some(quote) = first_that_ends(bytes, start, rest.len(), mask(a, b), mask(c, d))
+            {
+                return Some(quote);
+            }
+            rest = &rest[128..];
+        }
+        string_end_plain(bytes, start, bytes.len() - rest.len() + 2)
     }
 
-    /// The first of `quotes`, bits for the bytes from `at` on, that ends the string which began at `start`.
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    #[inline]
-    fn first_that_ends(bytes: &[u8], start: usize, at: usize, mut quotes: u64) -> Option<usize> {
-        while quotes != 0 {
-            let quote = at + quotes.trailing_zeros() as usize;
-            if quote == start || bytes[quote - 1] != b'\\' {
-                return Some(quote);
+    /// The first quote that ends the string begun at `start`, of those marked in `low` and `high`, bits for the bytes behind the
+    /// first two of the last `rest` ones of `bytes`.
+    #[target_feature(enable = "avx2,bmi1")]
+    #[inline(never)]
+    fn first_that_ends(bytes: &[u8], start: usize, rest: usize, low: u64, high: u64) -> Option<usize> {
+        let at = bytes.len() - rest + 2;
+        for (at, mut quotes) in [(at, low), (at + 64, high)] {
+            while quotes != 0 {
+                let quote = at + quotes.trailing_zeros() as usize;
+                if bytes[quote - 1] != b'\\' || ends(bytes, start, quote) {
+                    return Some(quote);
+                }
+                quotes &= quotes - 1;
             }
-            // One backslash is by far the most.
-            if bytes[quote.saturating_sub(2)] == b'\\' && ends(bytes, start, quote) {
-                return Some(quote);
-            }
-            quotes &= quotes - 1;
         }
         None
+    }
+
+    /// Marks the quotes among 32 of the bytes behind the first two of `window`, but for those with one backslash before
+    /// them: they end nothing. Where there are more, their number decides.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn may_end<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
+        const { assert!(INDEX < 4) };
+        let from = |offset: usize| {
+            // SAFETY: at most 3 * 32 + 2 + 32 bytes of the 130 are read up to, in any alignment.
+            unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + offset).cast()) }
+        };
+        let backslash = equal(from(1), b'\\');
+        let one = _mm256_andnot_si256(equal(from(0), b'\\'), backslash);
+        _mm256_andnot_si256(one, equal(from(2), b'"'))
     }
 
     /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.

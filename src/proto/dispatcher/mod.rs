@@ -30,7 +30,7 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::prefix_memory::{Match, MemoryFigures, PrefixMemory, Stamp};
+use super::backend::prefix_memory::{Match, MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch};
 use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
@@ -41,6 +41,10 @@ use super::route::router::Router;
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use home::Home;
+
+/// Blocks by which report and belief may differ and be the same: engines cache in blocks of their own size, and compute the
+/// last token anyway. Or an eighth of what was believed.
+const REPORT_APART_BLOCKS: u32 = 4;
 
 /// What a dispatcher is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -499,15 +503,32 @@ impl Dispatcher {
         self.table.end_prefill(now, backend, work_tokens);
     }
 
-    /// What was dispatched at `stamp` showed that the server holds only `keep` leading blocks of that prompt. Peers have to
-    /// hear of it as a touch.
-    pub fn handle_forgotten(&mut self, stamp: Stamp, backend: BackendId, blocks: &[u64], keep: u32) {
+    /// A prompt dispatched at `stamp` never got to the server, of which it holds `keep` leading blocks. Peers have to hear of
+    /// it as a touch.
+    pub fn handle_unsent(&mut self, stamp: Stamp, backend: BackendId, blocks: &[u64], keep: u32) {
         self.memory.drop_tail(stamp, backend, blocks, keep);
     }
 
-    /// A peer's prompt.
-    pub fn handle_touch(&mut self, stamp: Stamp, backend: BackendId, client: ClientId, blocks: &[u64]) {
-        self.memory.record(stamp, backend, client, blocks);
+    /// An engine reported that `cached` leading blocks of a prompt came from its cache, where `matched` were believed to. Far fewer:
+    /// it holds less than this memory, which therefore forgets its oldest a little sooner from now on, on all shards; far more:
+    /// the other way, up to the configured size. The prompt itself stays: the engine has just computed it.
+    pub fn handle_report(&mut self, now: Nanos, backend: BackendId, matched: u32, cached: u32) {
+        let apart = REPORT_APART_BLOCKS.max(matched / 8);
+        let narrowed = self.table.narrowed(backend);
+        let step = if cached.saturating_add(apart) < matched && narrowed < NARROWED_MAX {
+            1
+        } else if cached > matched.saturating_add(apart) && narrowed > 0 {
+            -1
+        } else {
+            return;
+        };
+        self.table.narrow(now, backend, step);
+        self.memory.narrow(backend, self.table.narrowed(backend));
+    }
+
+    /// A peer's touch.
+    pub fn handle_touch(&mut self, from: ShardId, touch: &Touch<'_>) {
+        self.memory.hear(from, touch);
     }
 
     /// What this shard remembers of a server's prompts.
@@ -525,6 +546,7 @@ impl Dispatcher {
         match message {
             Message::Load { backend, load, changed } => {
                 self.table.hear(from, backend, load);
+                self.memory.narrow(backend, self.table.narrowed(backend));
                 self.lag_ns[from.index()] = now.since(changed);
             }
             Message::Turned { group, backend, sent } => self.router.hear(from, group, backend, sent),
@@ -620,6 +642,8 @@ impl Dispatcher {
             let row = self.table.row_mut(id);
             let newly_gated = i < known && row.ceiling == 0 && ceiling > 0;
             row.ceiling = ceiling;
+            self.memory.narrow(id, self.table.narrowed(id));
+            let row = self.table.row_mut(id);
             if newly_gated {
                 // What runs without permits gets them: home counts it against the ceiling before it grants anything.
                 let count = row.in_flight.saturating_sub(row.held);

@@ -1,3 +1,5 @@
+mod kv;
+
 use std::collections::HashMap;
 
 use super::*;

@@ -92,6 +92,8 @@ struct Recording {
 #[derive(Debug)]
 pub(super) struct ServerMemory {
     capacity: u32,
+    /// Blocks that may be held: the capacity, or less.
+    limit: u32,
     held: u32,
     nodes: Vec<Node>,
     buckets: Box<[u32]>,
@@ -110,6 +112,7 @@ impl ServerMemory {
         assert!(capacity <= CAPACITY_MAX, "at most {CAPACITY_MAX} blocks per server");
         ServerMemory {
             capacity,
+            limit: capacity,
             held: 0,
             nodes: Vec::new(),
             buckets: Box::default(),
@@ -134,6 +137,13 @@ impl ServerMemory {
             + self.clients.bytes()
     }
 
+    /// Has at most `limit` blocks held from the next recording on, and at least one.
+    pub(super) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit.clamp(1.min(self.capacity), self.capacity);
+    }
+    pub(super) const fn limit(&self) -> u32 {
+        self.limit
+    }
     pub(super) const fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -258,7 +268,7 @@ impl ServerMemory {
         let (blocks, found) = (&blocks[..keep], &mut found[..keep]);
         let matched = self.touch_held(&mut recording, found, blocks);
         if recording.absent > 0 {
-            while self.held + recording.absent > self.capacity {
+            while self.held + recording.absent > self.limit {
                 self.make_room(&mut recording, found, blocks, index, slot);
             }
             self.insert_absent(&recording, found, blocks, matched, index, slot);
@@ -417,7 +427,7 @@ impl ServerMemory {
         slot: u16,
     ) {
         let client = recording.client;
-        let need = self.held + recording.absent - self.capacity;
+        let need = self.held + recording.absent - self.limit;
         // What of the client is older than the prompt goes first, then the prompt from its tail, then what is newer.
         let oldest = self.clients.of(client).oldest;
         recording.older_gone |= !self.is_before(oldest, recording);

@@ -38,7 +38,8 @@ pub struct Numbers {
     pub load_price: f64,
     /// For twice the fair share of requests.
     pub share_price: f64,
-    /// Requests above the fair share that cost nothing, as part of it and as such.
+    /// Requests above the fair share that cost nothing: as part of it, and, in a pool with a request in flight on the average server
+    /// (in proportion below), as such.
     pub share_free: f64,
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
@@ -68,10 +69,10 @@ impl Default for Numbers {
             load_price: 32.0,
             share_price: 4000.0,
             share_free: 0.01,
-            share_free_requests: 8.0,
+            share_free_requests: 4.0,
             share_prior: 16.0,
             immunity: 2.0,
-            busy_price: 128.0,
+            busy_price: 256.0,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -196,11 +197,12 @@ impl KvRule {
     }
 
     /// The price of the server's share, in router blocks.
-    fn share_price(&self, server: usize, to_compute: f64) -> f64 {
+    fn share_price(&self, server: usize, to_compute: f64, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
-        let requests = self.requests_over[server] - n.share_free * fair_requests - n.share_free_requests;
+        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
+        let requests = self.requests_over[server] - free;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
         n.share_price * requests.max(0.0) / (fair_requests + n.share_prior)
             + n.work_price * to_compute * work.max(0.0) / fair_work.max(100_000.0)
@@ -218,7 +220,7 @@ impl KvRule {
         let worth = |server: usize| {
             let to_compute = (request.blocks.len() - matched[server]) as f64 * ROUTER_BLOCKS;
             let most = n.immunity * to_compute + n.busy_price * mean;
-            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute).min(most)
+            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute, mean).min(most)
         };
         let load_price = |server: usize| {
             let above = self.load(server) - least;

@@ -293,14 +293,14 @@ fn a_short_head_does_not_draw_everything_to_its_first_holder() {
 
 #[test]
 fn a_server_far_above_its_share_of_requests_loses_short_matches() {
-    // Load is no reason here. After 17 requests the server is 8.5 above the fair 8.5, of which 8.085 are free: 4000 × 0.4 ÷ 24.5 is
+    // Load is no reason here. After 9 requests the server is 4.5 above the fair 4.5, of which 4.045 are free: 4000 × 0.455 ÷ 20.5 is
     // more than the prompt's 32 blocks.
     let even = Numbers { load_price: 0.0, slack_abs: 1000.0, ..numbers() };
     let prompts = [&[0u32, 1, 2, 3][..]; 40];
     let went = spread(&mut rule(even, 2), &prompts, 2);
-    assert_eq!(went[..17], [0; 17]);
+    assert_eq!(went[..9], [0; 9]);
     // Then one goes to the other server; both hold the prompt, and it catches up.
-    assert_eq!(went[17..34], [1; 17], "{went:?}");
+    assert_eq!(went[9..18], [1; 9], "{went:?}");
     let careless = Numbers { share_price: 0.0, ..even };
     assert_eq!(spread(&mut rule(careless, 2), &prompts, 2), [0; 40]);
 }
@@ -368,6 +368,41 @@ fn nine_prompts_on_two_engines_of_five_are_reused() {
             let blind = play_one(&trace, &setting, RouterKind::WeightedRoundRobin);
             assert!(blind.hit_rate() < 0.5, "{}", blind.hit_rate());
         }
+    }
+}
+
+#[test]
+fn the_dispatcher_decides_as_the_rule_says() {
+    // Conversations that grow, restart and share heads, on engines that queue; whole blocks, so that both count alike.
+    for seed in 0..6 {
+        let mut rng = rng::Rng::new(seed);
+        let mut next_block = 40;
+        let mut conversations: Vec<Vec<u32>> = (0..30).map(|i| vec![i % 3]).collect();
+        let prompts: Vec<(u64, Vec<u32>, u64)> = (0..1_500)
+            .map(|i| {
+                let conversation = &mut conversations[rng.below(30) as usize];
+                if conversation.len() > 40 || rng.below(12) == 0 {
+                    conversation.truncate(1);
+                }
+                for _ in 0..=rng.below(6) {
+                    conversation.push(next_block);
+                    next_block += 1;
+                }
+                (i * [1, 4, 16][seed as usize % 3], conversation.clone(), rng.below(30))
+            })
+            .collect();
+        let requests: Vec<(u64, &[u32], u64)> =
+            prompts.iter().map(|(at, blocks, tokens)| (*at, &blocks[..], *tokens)).collect();
+        let trace = trace(&requests);
+        let mut setting = setting(4, 150, (seed % 2 == 0).then_some(16));
+        setting.model.prefill_tokens_per_s = 2_048.0;
+        let [real, rule] =
+            [RouterKind::KvAware, RouterKind::KvRule].map(|kind| play_one(&trace, &setting, kind));
+        assert!(real.hit_rate() > 0.2, "seed {seed}: {}", real.hit_rate());
+        assert_eq!(real, rule, "seed {seed}");
+        let other = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
+        let other = simulate(&trace, &setting, RouterKind::KvRule.router(&trace, &setting, other).as_mut());
+        assert_ne!(real, other, "seed {seed}: the rule's finer points matter here");
     }
 }
 

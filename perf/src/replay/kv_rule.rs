@@ -9,6 +9,8 @@
 //!
 //! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
 
+use std::cmp::Reverse;
+
 use ringway::proto::backend::catalog::KvRules;
 
 use super::lru::Lru;
@@ -211,7 +213,10 @@ impl KvRule {
     /// The server that affinity decides for; `matched` in blocks of the trace.
     fn holder(&self, request: &Request, matched: &[usize]) -> Option<usize> {
         let n = &self.numbers;
-        let servers = || 0..matched.len();
+        // Longest match first: of equals in all else it wins.
+        let mut order: Vec<usize> = (0..matched.len()).collect();
+        order.sort_by_key(|&server| Reverse(matched[server]));
+        let servers = || order.iter().copied();
         let least = servers().map(|server| self.load(server)).fold(f64::INFINITY, f64::min);
         let mean = servers().map(|server| self.load(server)).sum::<f64>() / matched.len() as f64;
         let slack = n.slack_abs.max(n.slack_rel * least);

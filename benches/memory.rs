@@ -86,6 +86,8 @@ const CASES: &[Case] = &[
     ("hit_shared_8", 8, 4096, 64, Bench::hit),
     ("hit_shared_256", 256, 4096, 64, Bench::hit),
     ("hit_8_large", 8, 65_536, 0, Bench::hit),
+    ("announced_hit_8", 8, 4096, 0, Bench::announced_hit),
+    ("announced_new_8", 8, 4096, 0, Bench::announced),
     ("late_8", 8, 4096, 0, Bench::late),
     ("prompt_8", 8, 4096, 0, Bench::fresh_prompt),
     ("new_8", 8, 4096, 0, Bench::fresh),
@@ -159,6 +161,16 @@ impl Bench {
         self.known[of as usize] = blocks;
     }
 
+    /// ... with a second shard about: announced, and recorded when it has settled.
+    fn announced_hit(&mut self) {
+        let of = self.round % 64;
+        let blocks = std::mem::take(&mut self.known[of as usize]);
+        let server = BackendId((of % self.servers) as u16);
+        assert_eq!(self.memory.announce(server, black_box(&blocks)), BLOCKS as u32);
+        self.known[of as usize] = blocks;
+        self.hit();
+    }
+
     /// As `hit`, told by a peer: each second touch is older than the one before.
     fn late(&mut self) {
         self.at = if self.round.is_multiple_of(2) { self.at + 3 } else { self.at - 2 };
@@ -178,6 +190,18 @@ impl Bench {
         self.memory.lookup(POOL, black_box(&self.blocks), &mut self.matches);
         let blocks = std::mem::take(&mut self.blocks);
         let matched = self.record(self.round % self.servers, self.round % 10, black_box(&blocks));
+        assert!(matched as usize <= self.shared);
+        self.blocks = blocks;
+    }
+
+    /// As `fresh`, announced before.
+    fn announced(&mut self) {
+        self.fresh_prompt();
+        self.memory.lookup(POOL, black_box(&self.blocks), &mut self.matches);
+        let blocks = std::mem::take(&mut self.blocks);
+        let server = self.round % self.servers;
+        self.memory.announce(BackendId(server as u16), black_box(&blocks));
+        let matched = self.record(server, self.round % 10, black_box(&blocks));
         assert!(matched as usize <= self.shared);
         self.blocks = blocks;
     }

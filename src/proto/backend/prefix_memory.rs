@@ -36,7 +36,7 @@ pub use clients::CROWD;
 use holders::Holders;
 use index::{Index, Level};
 use server::{CAPACITY_MAX, ServerMemory};
-pub use touch::{Touch, TouchKind};
+pub use touch::{Touch, TouchKind, TouchStage};
 
 /// No node, no client.
 const NONE: u32 = u32::MAX;
@@ -314,6 +314,13 @@ impl PrefixMemory {
         self.members.get(server.index()).and_then(Option::as_ref).map_or(0, |m| m.memory.matched(blocks))
     }
 
+    /// The server was sent this prompt, and it will be recorded when its touch has settled: until then the leading [`TOUCH_BLOCKS_MAX`] blocks match already. Says how many leading blocks matched before.
+    pub fn announce(&mut self, server: BackendId, blocks: &[u64]) -> u32 {
+        let blocks = &blocks[..blocks.len().min(TOUCH_BLOCKS_MAX)];
+        let Some((member, domain)) = self.member(server) else { return 0 };
+        member.memory.announce(&mut domain.index, member.slot, blocks)
+    }
+
     /// The server was sent this prompt, for `client`: its leading [`TOUCH_BLOCKS_MAX`] blocks are remembered, its head as the most
     /// recent of all, unless other touches are later. Says how many leading blocks were held before. The identities
     /// within a prompt differ from each other.
@@ -366,10 +373,10 @@ impl Cut {
     }
 }
 
-/// Effective capacities of a domain's servers together.
+/// Blocks that a domain's servers may hold together, announced ones included.
 fn domain_blocks(members: &[Option<Box<Member>>], pool: usize, cut: Cut) -> usize {
     let members = members.iter().flatten().filter(|member| member.domain.index() == pool);
-    members.map(|member| cut.of(member.configured) as usize).sum()
+    members.map(|member| ServerMemory::blocks_max(cut.of(member.configured))).sum()
 }
 
 /// Different sets of holders that are kept apart, where that takes memory: prompts share theirs in runs.

@@ -21,6 +21,8 @@ use super::{NONE, Stamp, reduce};
 /// In place of a node: the block is not held, or was touched later than the prompt that is recorded.
 const ABSENT: u32 = NONE;
 const LATER: u32 = NONE - 1;
+/// Beside a node's number: it is announced only.
+const ANNOUNCED: u32 = 1 << 31;
 /// Largest capacity: node numbers and client numbers (with the shard beside them) fit.
 pub(super) const CAPACITY_MAX: u32 = 1 << 24;
 
@@ -41,6 +43,8 @@ struct Owner(u32);
 
 impl Owner {
     const NOBODY: Owner = Owner(NONE);
+    /// Of a block that is announced and not recorded yet: in no list.
+    const ANNOUNCED: Owner = Owner(NONE - 0x100);
     const fn new(client: u32, shard: ShardId) -> Self {
         Owner(client << 8 | shard.0 as u32)
     }
@@ -49,6 +53,9 @@ impl Owner {
     }
     const fn is_nobody(self) -> bool {
         self.0 == NONE
+    }
+    const fn is_announced(self) -> bool {
+        self.0 == Self::ANNOUNCED.0
     }
 }
 
@@ -94,7 +101,9 @@ pub(super) struct ServerMemory {
     capacity: u32,
     /// Blocks that may be held: the capacity, or less.
     limit: u32,
+    /// Recorded, and announced only.
     held: u32,
+    announced: u32,
     nodes: Vec<Node>,
     buckets: Box<[u32]>,
     free: u32,
@@ -107,6 +116,11 @@ pub(super) fn clients_max(capacity: u32) -> u32 {
     (capacity / 8).max(64)
 }
 
+/// Blocks that may be announced beyond the capacity.
+const fn announced_max(capacity: u32) -> u32 {
+    if capacity == 0 { 0 } else { capacity / 16 + 64 }
+}
+
 impl ServerMemory {
     pub(super) fn new(capacity: u32) -> Self {
         assert!(capacity <= CAPACITY_MAX, "at most {CAPACITY_MAX} blocks per server");
@@ -114,6 +128,7 @@ impl ServerMemory {
             capacity,
             limit: capacity,
             held: 0,
+            announced: 0,
             nodes: Vec::new(),
             buckets: Box::default(),
             free: NONE,
@@ -122,12 +137,18 @@ impl ServerMemory {
         }
     }
 
+    /// Blocks of a server of this capacity, announced ones included, at most.
+    pub(super) const fn blocks_max(capacity: u32) -> usize {
+        (capacity + announced_max(capacity)) as usize
+    }
+
     /// What a server of this capacity takes at most.
     pub(super) fn bytes_max(capacity: u32) -> usize {
         if capacity == 0 {
             return 0;
         }
-        capacity as usize * (size_of::<Node>() + size_of::<u32>())
+        Self::blocks_max(capacity) * size_of::<Node>()
+            + capacity as usize * size_of::<u32>()
             + Clients::bytes_max(clients_max(capacity).min(capacity) as usize)
     }
 
@@ -156,6 +177,9 @@ impl ServerMemory {
         assert!(capacity <= CAPACITY_MAX, "at most {CAPACITY_MAX} blocks per server");
         if capacity == self.capacity {
             return;
+        }
+        for node in self.nodes.iter().filter(|node| node.owner.is_announced()) {
+            index.remove(node.identity, slot);
         }
         self.capacity = capacity;
         while self.held > capacity {
@@ -218,7 +242,7 @@ impl ServerMemory {
 
     fn allocate(&mut self) {
         self.nodes = Vec::new();
-        self.nodes.reserve_exact(self.capacity as usize);
+        self.nodes.reserve_exact(Self::blocks_max(self.capacity));
         self.buckets = vec![NONE; self.capacity as usize].into_boxed_slice();
         self.free = NONE;
     }
@@ -238,9 +262,73 @@ impl ServerMemory {
         at
     }
 
-    /// Leading blocks that are held.
+    /// Leading blocks that are held or announced.
     pub(super) fn matched(&self, blocks: &[u64]) -> u32 {
-        blocks.iter().take_while(|block| self.find(**block) != NONE).count() as u32
+        let mut guess = NONE;
+        let mut matched = 0;
+        for block in blocks {
+            // What was touched before a block is mostly the one after it in the prompt.
+            let at = match self.nodes.get(guess as usize) {
+                Some(node) if node.identity == *block && !node.owner.is_nobody() => guess,
+                _ => self.find(*block),
+            };
+            let Some(node) = self.nodes.get(at as usize) else { break };
+            guess = node.older;
+            matched += 1;
+        }
+        matched
+    }
+
+    /// The prompt is on its way to the server and will be recorded: from now on it matches. Says how many leading blocks matched
+    /// before. Touches nothing and pushes nothing out; where too much is announced already, the rest is left to the recording.
+    pub(super) fn announce(&mut self, index: &mut Index, slot: u16, blocks: &[u64]) -> u32 {
+        if self.capacity == 0 {
+            return 0;
+        }
+        if self.buckets.is_empty() {
+            self.allocate();
+        }
+        let matched = self.matched(blocks);
+        for block in &blocks[matched as usize..] {
+            if self.announced >= announced_max(self.capacity) {
+                break;
+            }
+            if self.find(*block) == NONE {
+                let owner = Owner::ANNOUNCED;
+                self.take_node(Node {
+                    identity: *block,
+                    at: Nanos::ZERO,
+                    newer: NONE,
+                    older: NONE,
+                    next: NONE,
+                    owner,
+                });
+                self.announced += 1;
+                index.add(*block, slot);
+            }
+        }
+        matched
+    }
+
+    /// A free node, filled and put in its bucket.
+    #[inline]
+    fn take_node(&mut self, node: Node) -> u32 {
+        let bucket = reduce(node.identity, self.buckets.len());
+        let node = Node { next: self.buckets[bucket], ..node };
+        let at = self.free;
+        let at = match self.nodes.get_mut(at as usize) {
+            Some(free) => {
+                self.free = free.next;
+                *free = node;
+                at
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() as u32 - 1
+            }
+        };
+        self.buckets[bucket] = at;
+        at
     }
 
     /// Remembers `blocks`, at most as many as `found` has room for, and says how many leading ones were held before.
@@ -326,6 +414,12 @@ impl ServerMemory {
                 continue;
             }
             let node = &mut self.nodes[at as usize];
+            if node.owner.is_announced() {
+                found[left] = at | ANNOUNCED;
+                matched = left;
+                recording.absent += 1;
+                continue;
+            }
             if node.is_later_than(stamp) {
                 found[left] = LATER;
                 continue;
@@ -457,6 +551,15 @@ impl ServerMemory {
                     recording.absent -= 1;
                     return;
                 }
+                at if at & ANNOUNCED != 0 => {
+                    recording.absent -= 1;
+                    let at = at & !ANNOUNCED;
+                    if self.is_announced(at, blocks[recording.keep]) {
+                        self.announced -= 1;
+                        self.free_node(at, index, slot);
+                    }
+                    return;
+                }
                 at if self.is_touched(at, blocks[recording.keep], client) => {
                     self.evict(at, client, index, slot);
                     return;
@@ -478,6 +581,13 @@ impl ServerMemory {
     fn is_touched(&self, at: u32, block: u64, client: u32) -> bool {
         let node = &self.nodes[at as usize];
         node.identity == block && node.owner.client() == client
+    }
+
+    /// The same for one that was announced.
+    #[inline]
+    fn is_announced(&self, at: u32, block: u64) -> bool {
+        let node = &self.nodes[at as usize];
+        node.identity == block && node.owner.is_announced()
     }
 
     /// Whether a client in the heap is further over its share than the one whose prompt is recorded.
@@ -579,9 +689,12 @@ impl ServerMemory {
         let mut older = self.older_than(client, before);
         let mut put = 0;
         for (block, found) in blocks[from..keep].iter().zip(&found[from..keep]) {
-            match *found {
+            let announced = match *found {
                 LATER => continue,
-                ABSENT => {}
+                ABSENT => None,
+                at if at & ANNOUNCED != 0 => {
+                    Some(at & !ANNOUNCED).filter(|at| self.is_announced(*at, *block))
+                }
                 at => {
                     if self.is_touched(at, *block, client) {
                         self.set_newer(client, older, before);
@@ -590,28 +703,24 @@ impl ServerMemory {
                     }
                     continue;
                 }
-            }
-            let bucket = reduce(*block, self.buckets.len());
-            let next = self.buckets[bucket];
-            let node = Node { identity: *block, at: stamp.at, newer: before, older, next, owner };
-            let at = self.free;
-            let at = match self.nodes.get_mut(at as usize) {
-                Some(free) => {
-                    self.free = free.next;
-                    *free = node;
+            };
+            let node = Node { identity: *block, at: stamp.at, newer: before, older, next: NONE, owner };
+            let at = match announced {
+                Some(at) => {
+                    let announced = &mut self.nodes[at as usize];
+                    *announced = Node { next: announced.next, ..node };
+                    self.announced -= 1;
                     at
                 }
                 None => {
-                    self.nodes.push(node);
-                    self.nodes.len() as u32 - 1
+                    index.add(*block, slot);
+                    self.take_node(node)
                 }
             };
-            self.buckets[bucket] = at;
             match before {
                 NONE => self.clients.of_mut(client).newest = at,
                 before => self.nodes[before as usize].older = at,
             }
-            index.add(*block, slot);
             before = at;
             put += 1;
         }
@@ -643,7 +752,12 @@ impl ServerMemory {
             if at == NONE || self.nodes[at as usize].is_later_than(stamp) {
                 continue;
             }
-            let client = self.nodes[at as usize].owner.client();
+            let owner = self.nodes[at as usize].owner;
+            // What is announced was sent later, whatever becomes of it.
+            if owner.is_announced() {
+                continue;
+            }
+            let client = owner.client();
             self.remove(at, client, index, slot);
             self.lost(client);
         }

@@ -1,6 +1,6 @@
 //! The simulated engine: a prefix cache, and how long a request takes.
 //!
-//! Two models, told apart by [`EngineModel::queue`]:
+//! Two models, told apart by [`EngineModel::slots`]:
 //!
 //! * *Without a queue* every request starts at once: prefill takes its uncached tokens over the prefill rate, each output token a
 //!   fixed time, whatever else runs. Prompts enter the cache when they arrive. It shows hit rates, never contention.

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ringway::clock::Nanos;
 use ringway::limits::TOUCH_SETTLE_MS;
-use ringway::proto::backend::prefix_memory::{Match, PrefixMemory, Stamp, Touch, TouchKind, TouchStage};
+use ringway::proto::backend::prefix_memory::{Match, PrefixMemory, Touch, TouchKind, TouchStage};
 use ringway::proto::ids::{BackendId, ClientId, PoolId, ShardId};
 
 const POOL: PoolId = PoolId(0);
@@ -138,8 +138,6 @@ struct World {
     rng: Rng,
     now: u64,
     replicas: Vec<PrefixMemory>,
-    /// Hears of everything at once.
-    oracle: PrefixMemory,
     /// By sender × shards + receiver.
     links: Vec<Link>,
     asleep_until: Vec<u64>,
@@ -181,7 +179,6 @@ impl World {
             rng: Rng(mix(seed)),
             now: 1_000_000,
             replicas: (0..SHARDS).map(|_| memory()).collect(),
-            oracle: memory(),
             links: (0..SHARDS * SHARDS).map(|_| Link::default()).collect(),
             asleep_until: vec![0; SHARDS],
             clocks: vec![0; SHARDS],
@@ -267,21 +264,20 @@ impl World {
             |best| best.backend,
         );
         self.matched += u64::from(best.map_or(0, |best| best.blocks));
-        self.oracle.lookup_best(POOL, blocks, BLOCKS_MIN, |_| true, &mut self.matches);
-        if let Some(known) = self.matches.first()
-            && best.is_none_or(|best| best.blocks < known.blocks)
-            && self.matches.iter().all(|known| known.backend != server)
-        {
-            self.unaware += 1;
+        // Whether a peer knows better, which this shard will hear of.
+        let mut unaware = false;
+        for peer in (0..SHARDS).filter(|peer| *peer != shard) {
+            self.replicas[peer].lookup_best(POOL, blocks, BLOCKS_MIN, |_| true, &mut self.matches);
+            unaware |=
+                self.matches.first().is_some_and(|known| best.is_none_or(|best| best.blocks < known.blocks))
+                    && self.matches.iter().all(|known| known.backend != server);
         }
-        let stamp = Stamp { at: Nanos(at), shard: ShardId(shard as u8) };
-        self.oracle.record(stamp, server, client, blocks);
+        self.unaware += u64::from(unaware);
         self.replicas[shard].announce(server, blocks);
         self.tell(shard, TouchKind::Recorded(client), at, server, blocks);
         if self.rng.chance(self.options.drop_chance) {
             // The answer comes at once here: what is dropped may still be on its way.
             let keep = self.rng.below(blocks.len() as u64) as usize;
-            self.oracle.drop_tail(stamp, server, blocks, keep as u32);
             self.tell(shard, TouchKind::Dropped(Nanos(at)), at, server, &blocks[keep..].into());
         }
     }
@@ -344,7 +340,6 @@ impl World {
     /// Every shard hears of it on its own, now or on its way there.
     fn restart(&mut self) {
         let server = BackendId(self.rng.below(u64::from(SERVERS)) as u16);
-        self.oracle.forget(server);
         for shard in 0..SHARDS {
             if self.rng.chance(0.5) {
                 self.hear(shard);
@@ -491,9 +486,9 @@ fn without_eviction_replicas_are_equal() {
     assert_eq!((agreement.all, agreement.shortest), (agreement.any, agreement.longest));
     for server in 0..SERVERS {
         let clients = |memory: &PrefixMemory| memory.clients(BackendId(server)).collect::<BTreeSet<_>>();
-        for replica in &world.replicas {
-            assert_eq!(replica.figures(BackendId(server)), world.oracle.figures(BackendId(server)));
-            assert_eq!(clients(replica), clients(&world.oracle), "owners too");
+        for replica in &world.replicas[1..] {
+            assert_eq!(replica.figures(BackendId(server)), world.replicas[0].figures(BackendId(server)));
+            assert_eq!(clients(replica), clients(&world.replicas[0]), "owners too");
         }
     }
 }

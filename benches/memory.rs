@@ -117,6 +117,8 @@ impl Bench {
         for _ in 0..2 * u64::from(capacity) * servers / (BLOCKS - shared) as u64 + 1 {
             bench.fresh();
         }
+        // What is announced comes on top.
+        (0..200).for_each(|_| bench.announced());
         for of in 0..bench.known.len() as u64 {
             let mut blocks = Vec::new();
             prompt(of, shared, &mut blocks);

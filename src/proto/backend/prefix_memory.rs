@@ -77,6 +77,8 @@ pub struct MemoryFigures {
     /// May be remembered: as configured, or less where `bytes_max` says so.
     pub capacity: u64,
     pub configured: u64,
+    /// Match already and wait to be recorded, beside what is held.
+    pub announced: u64,
     /// That own at least one block.
     pub clients: u64,
     /// Evicted since the server's memory last started empty.
@@ -323,6 +325,7 @@ impl PrefixMemory {
             held: u64::from(member.memory.held()),
             capacity: u64::from(member.memory.capacity()),
             configured: u64::from(member.configured),
+            announced: u64::from(member.memory.announced()),
             clients: member.memory.clients.len() as u64,
             evicted: member.memory.evicted,
         }

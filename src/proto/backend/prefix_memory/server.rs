@@ -138,6 +138,9 @@ impl ServerMemory {
     pub(super) const fn capacity(&self) -> u32 {
         self.capacity
     }
+    pub(super) const fn announced(&self) -> u32 {
+        self.announced
+    }
     pub(super) const fn held(&self) -> u32 {
         self.held
     }

@@ -121,7 +121,10 @@ fn compare(memory: &PrefixMemory, server: BackendId, model: &Model, universe: &[
     clients.sort();
     assert_eq!(clients, model.clients().into_iter().collect::<Vec<_>>());
     let figures = memory.figures(server);
-    assert_eq!(figures.held as usize, model.blocks.len());
+    assert_eq!(
+        (figures.held as usize, figures.announced as usize),
+        (model.blocks.len(), model.announced.len())
+    );
     assert_eq!((figures.clients as usize, figures.evicted), (clients.len(), model.evicted));
 }
 

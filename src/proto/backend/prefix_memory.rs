@@ -11,14 +11,17 @@
 //! last. A prompt counts as used from its tail to its head, all of it at once: its missing blocks push out others, never its own
 //! head. Clients beyond one per eight blocks (at least 64) are charged together, as one: inventing more wins nothing further.
 //!
-//! Each shard has a replica and hears of the others' prompts as touches, with the stamp of the dispatch. The latest stamp
-//! decides a block's age and owner, in whatever order touches arrive; what was evicted in between is all that may differ.
+//! Each shard has a replica, and records every prompt that any shard sent, in the order of the stamps (see [`Touch`]). A stamp that comes
+//! late still finds its place: the latest decides a block's age and owner.
 //!
-//! *Invariant*: blocks per server never exceed its effective capacity, and [`PrefixMemory::bytes`] never `bytes_max`.
-//! *Bound and cost*: about 70 bytes per block and server (36 reserved with the first prompt, up to 29 in the index as it grows, up
-//! to 6 for clients); beyond 63 servers per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is
-//! cut by the same factor, a power of 15/16. A lookup and a recording are O(blocks), with any number of servers; no allocation per
-//! block. A change of capacities that are cut, and forgetting, take time in proportion to what is held (about 1 ms per 65,536 blocks).
+//! *Invariant*: blocks per server never exceed its effective capacity, those that are announced aside (a sixteenth and 64 more), and
+//! [`PrefixMemory::bytes`] never `bytes_max`, but for a moment while tables are made anew.
+//! *Bound and cost*: at most 69 bytes per block of capacity and server, and a few thousand per server and domain: 38 reserved with the
+//! first prompt (the system gives pages as they are written), up to 25 in the index as it grows, up to 6 for clients; beyond 31 servers
+//! per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is cut by the same factor, a power of 15/16. In
+//! instructions per block (`benches/memory.rs`): a lookup 37 whatever the number of servers, a recording of blocks that are held 34, of
+//! new ones that push out others about 300; no allocation per block. A change of capacities that are cut, and forgetting, take time in
+//! proportion to what is held (about 1 ms per 65,536 blocks).
 //! *Errors*: none; a server that was not configured remembers nothing.
 //! *Source*: the Lifeboat rules, sections 5.2 to 5.7.
 
@@ -74,6 +77,8 @@ pub struct MemoryFigures {
     /// May be remembered: as configured, or less where `bytes_max` or the engine's reports say so.
     pub capacity: u64,
     pub configured: u64,
+    /// Match already and wait to be recorded, beside what is held.
+    pub announced: u64,
     /// That own at least one block.
     pub clients: u64,
     /// Evicted since the server's memory last started empty.
@@ -367,6 +372,7 @@ impl PrefixMemory {
             held: u64::from(member.memory.held()),
             capacity: u64::from(member.memory.limit()),
             configured: u64::from(member.configured),
+            announced: u64::from(member.memory.announced()),
             clients: member.memory.clients.len() as u64,
             evicted: member.memory.evicted,
         }

@@ -6,6 +6,7 @@
 //! one to complain about it.
 
 pub mod body;
+pub mod decode;
 pub mod endpoint;
 pub mod multipart;
 pub mod prompt;
@@ -14,6 +15,7 @@ mod simd;
 mod walk;
 
 pub use body::{Peek, peek, peek_prefix};
+pub use decode::{Decoded, decode};
 pub use endpoint::{Api, Endpoint};
 pub use multipart::peek_multipart;
 pub use prompt::{Prompt, PromptRules, Reading, read_prompt};

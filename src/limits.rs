@@ -12,10 +12,22 @@ pub const TRAILER_BYTES_MAX: usize = 16 * 1024;
 pub const SHARDS_MAX: usize = 256;
 /// Servers of a process: `BackendId` is 16 bits and one value is kept free.
 pub const BACKENDS_MAX: usize = 65_535;
+/// Groups of servers up to which live changes may make new ones: ids are never reused, and each shard keeps every group.
+pub const GROUPS_MAX: usize = 16 * 1024;
 /// Slots of one shard-to-shard ring. Full: permit messages wait at the sender, load deltas are dropped (they are absolute).
 pub const MESH_RING_SLOTS: usize = 1024;
 /// Slots of each ring between the control thread and a shard.
 pub const CONTROL_RING_SLOTS: usize = 1024;
+/// Leading prefix blocks of one prompt that are remembered and told to peers; with 256-byte blocks a whole MiB.
+pub const TOUCH_BLOCKS_MAX: usize = 4096;
+/// Rings for touches of all pairs of shards together, as far as each may be as small as the least below.
+pub const TOUCH_RINGS_BYTES: usize = 64 << 20;
+/// Words of one shard's ring of touches to another: at least one touch of the largest size and some, at most half a MiB.
+pub const TOUCH_RING_WORDS_MIN: usize = 8 * 1024;
+pub const TOUCH_RING_WORDS_MAX: usize = 64 * 1024;
+/// Touches are applied once they are so old that every shard has the older ones: longer than a turn of a busy shard's loop, within
+/// which its clock stands still, and than a ring's delay.
+pub const TOUCH_SETTLE_MS: u64 = 10;
 /// A shard turns its timers, deltas and deadlines at least this often while it has work.
 pub const SHARD_TICK_MS: u64 = 5;
 /// How old another shard's load figures may be, ring delay aside.
@@ -27,4 +39,5 @@ pub const ATTEMPTS_MAX: usize = 3;
 
 const _: () = assert!(BACKENDS_MAX <= u16::MAX as usize);
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);
+const _: () = assert!(TOUCH_BLOCKS_MAX * 2 <= TOUCH_RING_WORDS_MIN);
 const _: () = assert!(CHUNK_LINE_BYTES_MAX < TRAILER_BYTES_MAX);

@@ -8,6 +8,8 @@
 //! What must arrive and finds its ring full is kept at the sender, in order, and tried again by [`ShardPort::retry`] or with the
 //! next send. Load figures are handed back instead: they are absolute, and the next flush repeats them.
 //!
+//! Which prompts went where is told in rings of their own, see [`touches`]: many words, which may be lost.
+//!
 //! *Invariant*: per ordered pair, kept messages arrive in the order they were sent. After [`ShardPort::arm`] and one more poll, an
 //! urgent message leads to an eventfd write.
 //! *Bound and cost*: an empty poll is one load per ring (about 0.5 ns, no cross-core write), a push about 3 ns to a busy
@@ -15,6 +17,7 @@
 //! [`MESH_RING_SLOTS`] × 64 bytes for each ordered pair.
 //! *Errors*: only [`build`] can fail. An eventfd write cannot fail short of a programming error and is asserted.
 
+pub mod touches;
 mod wake;
 
 use std::collections::VecDeque;
@@ -24,10 +27,13 @@ use std::sync::Arc;
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
+use crate::clock::Nanos;
 use crate::limits::{CONTROL_RING_SLOTS, MESH_RING_SLOTS, SHARDS_MAX};
+use crate::proto::backend::prefix_memory::{Touch, TouchStage};
 use crate::proto::dispatcher::Dispatcher;
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Message, Notice, Update, Urgency};
+use touches::Touches;
 use wake::Waker;
 
 /// A ring's sending end, with what found it full.
@@ -82,6 +88,7 @@ pub struct ShardPort {
     wakers: Arc<[Waker]>,
     /// Receivers to wake at the end of [`ShardPort::carry`].
     to_wake: Vec<ShardId>,
+    touches: Touches,
 }
 
 /// The control thread's end of all its rings.
@@ -97,8 +104,10 @@ pub fn build(shards: usize) -> io::Result<(Vec<ShardPort>, ControlPort)> {
     assert!((1..=SHARDS_MAX).contains(&shards), "1 to {SHARDS_MAX} shards, not {shards}");
     let wakers: Arc<[Waker]> = (0..=shards).map(|_| Waker::new()).collect::<io::Result<_>>()?;
     let mut control = ControlPort { updates: Vec::new(), notices: Vec::new(), wakers: wakers.clone() };
-    let mut ports: Vec<ShardPort> = (0..shards)
-        .map(|shard| {
+    let mut ports: Vec<ShardPort> = touches::build(shards)
+        .into_iter()
+        .enumerate()
+        .map(|(shard, touches)| {
             let (update_out, updates) = RingBuffer::new(CONTROL_RING_SLOTS);
             let (notices, notice_in) = RingBuffer::new(CONTROL_RING_SLOTS);
             control.updates.push(Sender::new(update_out));
@@ -111,6 +120,7 @@ pub fn build(shards: usize) -> io::Result<(Vec<ShardPort>, ControlPort)> {
                 notices: Sender::new(notices),
                 wakers: wakers.clone(),
                 to_wake: Vec::new(),
+                touches,
             }
         })
         .collect();
@@ -207,6 +217,26 @@ impl ShardPort {
             }
         }
         taken
+    }
+
+    /// Tells every shard of a prompt, this one too: copied whole into each ring, or dropped for that peer and counted where there is
+    /// no room. False: this shard has not told itself (it is alone, or its ring to itself is full), and is to apply it at once. Wakes
+    /// nobody but sleepers whose ring is more than half full.
+    #[must_use]
+    pub fn touch(&mut self, touch: &Touch) -> bool {
+        let wakers = &self.wakers;
+        self.touches.send(touch, |to| wakers[to.index()].wake())
+    }
+
+    /// Shows `take` every touch of a peer that has arrived since the last poll, then hands it every one that has settled, this shard's own
+    /// among them, in the order of their stamps; returns how many have settled. To be called on every tick, and before placing.
+    pub fn poll_touches(&mut self, now: Nanos, take: impl FnMut(ShardId, TouchStage, &Touch)) -> usize {
+        self.touches.poll(now, take)
+    }
+
+    /// What this shard told its peers of prompts.
+    pub fn touches(&self) -> touches::TouchFigures {
+        self.touches.figures()
     }
 
     /// The next update of the control thread.

@@ -20,6 +20,10 @@ pub struct PoolId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
+/// Whom prompts are charged to: a digest of the session id, the API key or the peer's address. Never the thing itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
 impl BackendId {
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -2,6 +2,7 @@
 //! `unsafe` but in the one module of vector code, `classify/simd`.
 #![deny(unsafe_code)]
 
+pub mod account;
 pub mod admission;
 pub mod backend;
 pub mod classify;

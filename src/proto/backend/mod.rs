@@ -3,4 +3,5 @@
 pub mod bench;
 pub mod catalog;
 pub mod grouping;
+pub mod prefix_memory;
 pub mod table;

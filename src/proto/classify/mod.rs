@@ -6,6 +6,7 @@
 //! one to complain about it.
 
 pub mod body;
+pub mod caller;
 pub mod decode;
 pub mod endpoint;
 pub mod multipart;

@@ -17,7 +17,7 @@ mod operator;
 mod serve;
 
 pub use engine::{ENGINE_HELP, EngineArgs};
-pub use operator::{AdminArgs, DrainArgs, StatusArgs, drain, status};
+pub use operator::{AdminArgs, DrainArgs, StatusArgs};
 pub use serve::ServeArgs;
 
 /// Exit codes of the process.
@@ -49,7 +49,7 @@ Exit codes:
 
 /// Front router for LLM inference engines: one pinned io_uring thread per core
 #[derive(Debug, Parser)]
-#[command(name = "ringway", version, after_help = EXAMPLES, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "ringway", version, after_help = EXAMPLES, propagate_version = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -183,12 +183,8 @@ fn load(file: &Path, overrides: &[Override]) -> Result<Settings, String> {
     let folder = folder
         .canonicalize()
         .map_err(|error| format!("ringway: {shown}: its folder cannot be found: {error}"))?;
-    let mut settings =
-        Settings::parse(&text, &folder, overrides).map_err(|faults| listed(&shown, &faults.to_string()))?;
-    settings
-        .load_keys(|path| std::fs::read_to_string(path).map_err(|error| error.to_string()))
-        .map_err(|faults| listed(&shown, &faults.to_string()))?;
-    Ok(settings)
+    let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| error.to_string());
+    Settings::load(&text, &folder, overrides, read).map_err(|faults| listed(&shown, &faults.to_string()))
 }
 
 /// Faults under a line that says where they are.

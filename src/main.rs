@@ -23,8 +23,8 @@ fn main() -> ExitCode {
         Command::Check(args) => cli::check(args),
         Command::Demo(args) => ringway::demo::run(args),
         Command::Engine(args) => ringway::engine::run(args),
-        Command::Status(args) => cli::status(args),
-        Command::Drain(args) => cli::drain(args),
+        Command::Status(args) => ringway::operator::status(args),
+        Command::Drain(args) => ringway::operator::drain(args),
         Command::Stargate(_) | Command::Doctor(_) => cli::not_in_this_version(&command),
     };
     ExitCode::from(code)

@@ -480,7 +480,7 @@ mod engines_cache {
         let page = "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"400\"} 1.0\n\
                     vllm:prompt_tokens_total{engine=\"0\",model_name=\"m\"} 0.0\n";
         let engines = [EngineSetup::new()
-            .metrics(Probe::Reply(200, page.into()))
+            .publishes("/metrics", Probe::Reply(200, page.into()))
             .start(|exchange| exchange.reply_ok())];
         let router = router_over(&engines, "kv-aware", &[], &[]);
         let mut client = router.client();

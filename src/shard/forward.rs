@@ -185,10 +185,15 @@ pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Reje
             Rejection::UpstreamError,
             "closed the connection before it answered; the request was not sent again",
         ),
-        UpstreamFault::HeadTimeout => (Rejection::UpstreamTimeout, "did not answer in time"),
+        UpstreamFault::HeadTimeout => {
+            (Rejection::UpstreamTimeout, "did not answer in time (limits.response_head_timeout_ms)")
+        }
         UpstreamFault::BadHead => (Rejection::UpstreamError, "answered with something that is not HTTP/1.x"),
         UpstreamFault::Truncated => (Rejection::UpstreamError, "broke off its answer"),
-        UpstreamFault::BetweenTimeout => (Rejection::UpstreamTimeout, "stopped in the middle of its answer"),
+        UpstreamFault::BetweenTimeout => (
+            Rejection::UpstreamTimeout,
+            "stopped in the middle of its answer (limits.between_bytes_timeout_ms)",
+        ),
         UpstreamFault::Status => (Rejection::UpstreamError, "answered with an error"),
     };
     (rejection, Some(format!("server `{}` {what}", shard.catalog.borrow().server(backend).name)))

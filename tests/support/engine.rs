@@ -1,7 +1,7 @@
 //! Scripted engines: what an engine does with a request is a closure, one thread per connection runs it.
 //!
 //! `GET /health` and `GET /v1/models` are answered by [`Probe`]s and are not counted as requests; nor is what the router asks
-//! on its own account about the engine's cache ([`FACTS`]). Everything else is
+//! on its own account about the engine's cache ([`FIGURES`]). Everything else is
 //! recorded as it came (head bytes, body, connection, time) and given to the closure.
 //!
 //! *Invariant*: an engine that was sent malformed HTTP fails its test when it is dropped.
@@ -19,9 +19,6 @@ use std::time::{Duration, Instant};
 use super::exchange::Exchange;
 use super::time::{eventually, now, seconds};
 use super::wire::{Fault, Framing, Head, Socket, Wire, peer_gone, poll_readable};
-
-/// Where the router asks, of its own accord, how large an engine's cache is.
-pub const FACTS: [&str; 3] = ["/metrics", "/props", "/get_server_info"];
 
 /// How the router ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +39,9 @@ pub enum Next {
     /// Close in order when no request has come after this span.
     CloseAfter(Duration),
 }
+
+/// Where engines publish figures of themselves. Requests there are the router's own, like probes.
+pub const FIGURES: [&str; 3] = ["/metrics", "/props", "/get_server_info"];
 
 /// What a probe path answers.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ pub(super) struct Shared {
 pub(super) struct State {
     health: Probe,
     models: Probe,
-    metrics: Probe,
+    published: HashMap<String, Probe>,
     health_seen: usize,
     models_seen: usize,
     pub(super) requests: Vec<Request>,
@@ -159,7 +159,7 @@ enum Listener {
 pub struct EngineSetup {
     health: Probe,
     models: Probe,
-    metrics: Probe,
+    published: HashMap<String, Probe>,
     place: Place,
     keep_bodies: bool,
 }
@@ -169,7 +169,7 @@ impl Default for EngineSetup {
         EngineSetup {
             health: Probe::ok(),
             models: Probe::models(&["m"]),
-            metrics: Probe::Reply(404, String::new()),
+            published: FIGURES.iter().map(|path| ((*path).into(), Probe::Reply(404, "{}".into()))).collect(),
             place: Place::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             keep_bodies: true,
         }
@@ -188,9 +188,9 @@ impl EngineSetup {
         self.models = probe;
         self
     }
-    /// What its own metrics page says; 404 unless set.
-    pub fn metrics(mut self, probe: Probe) -> Self {
-        self.metrics = probe;
+    /// What the engine tells of itself at `path`; without this it tells nothing at any of [`FIGURES`].
+    pub fn publishes(mut self, path: &str, probe: Probe) -> Self {
+        self.published.insert(path.into(), probe);
         self
     }
     pub fn address(mut self, address: SocketAddr) -> Self {
@@ -215,7 +215,7 @@ impl EngineSetup {
             state: Mutex::new(State {
                 health: self.health,
                 models: self.models,
-                metrics: self.metrics,
+                published: self.published,
                 health_seen: 0,
                 models_seen: 0,
                 requests: Vec::new(),
@@ -342,6 +342,9 @@ impl Engine {
     pub fn set_health(&self, probe: Probe) {
         self.shared.lock().health = probe;
     }
+    pub fn publish(&self, path: &str, probe: Probe) {
+        self.shared.lock().published.insert(path.into(), probe);
+    }
     pub fn set_models(&self, probe: Probe) {
         self.shared.lock().models = probe;
     }
@@ -432,11 +435,6 @@ fn finish(wire: &mut Wire, next: Next, number: usize, shared: &Shared) {
     }
 }
 
-/// Sent by the router itself, not for a client.
-fn from_the_router(head: &Head) -> bool {
-    head.one("user-agent").is_some_and(|agent| agent.starts_with("ringway/"))
-}
-
 /// Serves one connection until something ends it.
 fn serve(wire: &mut Wire, number: usize, shared: &Arc<Shared>) -> Next {
     let mut ordinal = 0;
@@ -478,10 +476,7 @@ fn serve(wire: &mut Wire, number: usize, shared: &Arc<Shared>) -> Next {
                     state.models_seen += 1;
                     Some(state.models.clone())
                 }
-                ("GET", path) if FACTS.contains(&path) && from_the_router(&head) => match path {
-                    "/metrics" => Some(state.metrics.clone()),
-                    _ => Some(Probe::Reply(404, String::new())),
-                },
+                ("GET", path) => state.published.get(path).cloned(),
                 _ => None,
             }
         };

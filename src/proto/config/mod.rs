@@ -85,6 +85,29 @@ impl Settings {
     /// Reads a configuration. `dir` is the folder that relative paths start from (the file's); `overrides` are what
     /// flags and the environment set, laid over the text in order.
     pub fn parse(text: &str, dir: &Path, overrides: &[Override]) -> Result<Settings, Faults> {
+        Settings::parse_and(text, dir, overrides, |_, _| {})
+    }
+
+    /// The same, and the key files as by [`Settings::load_keys`]: every fault of both at once.
+    pub fn load(
+        text: &str,
+        dir: &Path,
+        overrides: &[Override],
+        read: impl Fn(&Path) -> Result<String, String>,
+    ) -> Result<Settings, Faults> {
+        Settings::parse_and(text, dir, overrides, |settings, faults| {
+            if let Err(more) = settings.load_keys(read) {
+                faults.0.extend(more.0);
+            }
+        })
+    }
+
+    fn parse_and(
+        text: &str,
+        dir: &Path,
+        overrides: &[Override],
+        and: impl FnOnce(&mut Settings, &mut Faults),
+    ) -> Result<Settings, Faults> {
         if let Some(faults) = fault::syntax(text) {
             return Err(faults);
         }
@@ -98,7 +121,8 @@ impl Settings {
         };
         let flags = overlay::lay(&mut table, overrides);
         let mut faults = Faults::default();
-        let settings = Settings::read(&table, dir, &mut faults);
+        let mut settings = Settings::read(&table, dir, &mut faults);
+        and(&mut settings, &mut faults);
         if faults.is_empty() {
             return Ok(settings);
         }
@@ -125,7 +149,7 @@ impl Settings {
         }
         let mut servers = Vec::new();
         for i in 0..keys.count("server") {
-            servers.extend(keys.table_at("server", i).and_then(|server| ServerSettings::read(server, dir)));
+            servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.refuse("key", "API keys are not in this version; expected no [[key]]");
         keys.table("stargate").map(Stargate::read);
@@ -235,6 +259,10 @@ impl Settings {
             self.servers.iter().enumerate().map(|(s, server)| (format!("server[{s}]"), server, true));
         for (path, server, alone) in in_pools.chain(standalone) {
             let path = format!("{path}.name");
+            if server.name.is_empty() {
+                // It would have been called by its URL, whose fault is noted.
+                continue;
+            }
             let shown = format!("\"{}\"", server.name);
             if let Some(first) = servers.get(server.name.as_str()) {
                 faults.push(path, shown, format!("expected a name other than {first}'s"));

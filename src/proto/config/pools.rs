@@ -162,7 +162,7 @@ impl PoolSettings {
         let kv = keys.table("kv").map(Kv::read).unwrap_or_default();
         let mut servers = Vec::new();
         for i in 0..keys.count("server") {
-            servers.extend(keys.table_at("server", i).and_then(|server| ServerSettings::read(server, dir)));
+            servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.end();
         PoolSettings { name, algorithm, routing_mode, queue_size, queue_timeout_ms, kv, servers }
@@ -205,8 +205,8 @@ fn read_algorithm(keys: &mut Keys<'_>) -> Algorithm {
 }
 
 impl ServerSettings {
-    /// `None`: its URL is missing or faulty (and the fault is noted).
-    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Option<Self> {
+    /// Where the URL is missing or faulty, that is noted and an empty one stands in: the rest is looked at all the same.
+    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
         let url = read_url(&mut keys, dir);
         let default_name = url.as_ref().map(ServerUrl::default_name).unwrap_or_default();
         let name = keys.value("name", default_name, &(name_check as Check));
@@ -222,9 +222,9 @@ impl ServerSettings {
         }
         let metrics = keys.value("metrics", EngineMetrics::Auto, &());
         keys.end();
-        Some(ServerSettings {
+        ServerSettings {
             name,
-            url: url?,
+            url: url.unwrap_or_else(|| ServerUrl::Unix(PathBuf::new())),
             models,
             weight,
             max_concurrency,
@@ -233,7 +233,7 @@ impl ServerSettings {
             api_key_file,
             api_key: None,
             metrics,
-        })
+        }
     }
 
     pub(super) fn print_later(table: &mut Table<'_>) {

@@ -355,6 +355,29 @@ fn ten_algorithms_are_known_and_four_run() {
 }
 
 #[test]
+fn a_faulty_url_hides_no_other_fault() {
+    let text = "[[pool]]\n[[pool.server]]\nname = \"a\"\nurl = \"10.0.0.1:8000\"\napi_key_file = \"key\"\n\
+                [[server]]\nname = \"a\"\n[[server]]\nurl = \"ftp://h\"\n[[server]]\nurl = \"h:x\"\n";
+    let read = |path: &Path| Err(format!("{} is gone", path.display()));
+    let found = Settings::load(text, Path::new("/etc"), &[], read).unwrap_err();
+    let found: Vec<String> = found.0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        found,
+        [
+            concat!(
+                "pool[0].server[0].url: \"10.0.0.1:8000\": expected http://HOST[:PORT][/BASE] or unix:/PATH; ",
+                "is \"http://10.0.0.1:8000\" meant?"
+            ),
+            "server[0].url: (missing): expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[1].url: \"ftp://h\": expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[2].url: \"h:x\": expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[0].name: \"a\": expected a name other than pool[0].server[0].name's",
+            "pool[0].server[0].api_key_file: \"/etc/key\": expected a readable file: /etc/key is gone",
+        ]
+    );
+}
+
+#[test]
 fn a_pool_says_how_it_matches_prompts() {
     let text = format!(
         "[[pool]]\nname = \"p\"\nalgorithm = \"kv-aware\"\n[pool.kv]\nblock_bytes = 512\nmin_match_blocks = 1\n\

@@ -454,3 +454,56 @@ fn the_state_says_that_the_process_is_ending() {
     });
     assert_eq!(router.wait_exit(seconds(10)), Some(0));
 }
+
+/// Lifeboat rules: "A server that restarts, is replaced, or whose address changes starts with an empty memory."
+#[test]
+fn a_restarted_engine_starts_with_an_empty_memory_and_a_slow_one_does_not() {
+    let life = |started: u64| {
+        let size = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"800\"} 1.0";
+        Probe::Reply(200, format!("process_start_time_seconds {started}.5\n{size}\n"))
+    };
+    let prompt = "the same long prompt, again and again. ".repeat(60);
+    for tells in [false, true] {
+        let mut setup = EngineSetup::new();
+        if tells {
+            setup = setup.publishes("/metrics", life(1_700_000_000));
+        }
+        let engine = setup.start(|exchange| exchange.reply_ok());
+        let router =
+            Setup::new().shards(2).pool("p", &["algorithm = \"kv-aware\""]).server("s", &engine, &[]).start();
+        let matched = |what: &str, expected: bool| {
+            let response = router.post(CHAT, &chat("m", &prompt));
+            let blocks = response.lifeboat("Prefix-Blocks").expect("kv-aware says what it knew");
+            let (matched, total) = blocks.split_once('/').expect("matched/total");
+            assert_eq!((matched != "0", total), (expected, "9"), "{what}: {blocks}\n{}", router.log());
+            // Until both shards know.
+            pause(ms(100));
+        };
+        let flap = || {
+            engine.set_health(Probe::Reply(500, "{}".into()));
+            router.wait_not_up("s");
+            engine.set_health(Probe::ok());
+            router.wait_up(&["s"]);
+        };
+        matched("new", false);
+        matched("known", true);
+        if tells {
+            eventually(seconds(5), "a scrape", || match router.server_state("s") {
+                state if state["kv"]["capacity_source"] == "engine" => Ok(()),
+                state => Err(format!("{state:#}")),
+            });
+            flap();
+            pause(ms(200));
+            matched("the same process", true);
+            engine.publish("/metrics", life(1_800_000_000));
+            flap();
+            eventually(seconds(5), "the new start is seen", || {
+                if router.log().contains("its engine restarted") { Ok(()) } else { Err(router.log()) }
+            });
+            pause(ms(100));
+        } else {
+            flap();
+        }
+        matched("restarted", false);
+    }
+}

@@ -31,7 +31,7 @@ use super::Endpoint;
 use super::walk::{Stop, Walker, object, unescape};
 use blocks::Cutter;
 pub(super) use blocks::Keys;
-use outline::{Lead, Outline, Place, Section};
+use outline::{Lead, Outline, Place, Section, Segment};
 
 /// Affinity ids longer than this are ignored, in bytes.
 pub const AFFINITY_ID_BYTES_MAX: usize = 256;
@@ -170,22 +170,27 @@ fn read<'a>(
         Ok(_) => (body, whole),
         Err(_) => (&body[..u32::MAX as usize], false),
     };
+    let mut reading = Reading::default();
+    let mut sections = Sections { present: 0, ranges: [(0, 0); SECTIONS] };
+    let mut affinity = [None, None, None];
     let mut walk = Walk {
         endpoint,
-        reading: Reading::default(),
+        reading: &mut reading,
         outline: &mut prompt.outline,
-        sections: [(0, 0); SECTIONS],
-        affinity: [None, None, None],
+        sections: &mut sections,
+        affinity: &mut affinity,
         unreadable: false,
     };
-    match object(body, |walker, key| walk.member(walker, key)) {
-        Ok(()) => walk.reading.complete = true,
+    let outcome = object(body, |walker, key| walk.member(walker, key));
+    let unreadable = walk.unreadable;
+    match outcome {
+        Ok(()) => reading.complete = true,
         Err(Stop::Truncated) if !whole => {}
         Err(_) => return Reading::default(),
     }
-    let Walk { mut reading, sections, affinity, unreadable, .. } = walk;
-    reading.affinity_id = affinity.into_iter().flatten().next();
-    if unreadable || !sections[SEEDS..].iter().any(|(start, end)| start < end) {
+    let [key, conversation, user] = affinity;
+    reading.affinity_id = key.or(conversation).or(user);
+    if unreadable || sections.present >> SEEDS == 0 {
         return reading;
     }
     reading.has_prompt = true;
@@ -199,15 +204,39 @@ fn read<'a>(
     reading
 }
 
+/// Which segments are a section's, by its place in the order.
+struct Sections {
+    /// A bit for each that has any.
+    present: u32,
+    ranges: [(u32, u32); SECTIONS],
+}
+
+impl Sections {
+    fn set(&mut self, place: u8, start: usize, end: usize) {
+        self.ranges[place as usize] = (start as u32, end as u32);
+        self.present = self.present & !(1 << place) | u32::from(start < end) << place;
+    }
+
+    /// The segments of those sections that `among` has bits for, in order, with their place.
+    fn of<'o>(&self, among: u32, outline: &'o Outline) -> impl Iterator<Item = (usize, &'o [Segment])> {
+        let mut left = self.present & among;
+        std::iter::from_fn(move || {
+            let place = left.trailing_zeros() as usize;
+            let (start, end) = *self.ranges.get(place)?;
+            left &= left - 1;
+            Some((place, &outline.segments[start as usize..end as usize]))
+        })
+    }
+}
+
 /// The state of the walk over a body's members.
 struct Walk<'a, 'p> {
     endpoint: Endpoint,
-    reading: Reading<'a>,
+    reading: &'p mut Reading<'a>,
     outline: &'p mut Outline,
-    /// Which segments are a section's, by its place in the order.
-    sections: [(u32, u32); SECTIONS],
+    sections: &'p mut Sections,
     /// By rank: cache key, conversation, user.
-    affinity: [Option<Cow<'a, [u8]>>; 3],
+    affinity: &'p mut [Option<Cow<'a, [u8]>>; 3],
     /// A prompt is not what its API wants; the body is no less JSON for that.
     unreadable: bool,
 }
@@ -244,8 +273,9 @@ impl<'a> Walk<'a, '_> {
             return walker.skip_value();
         }
         walker.at += 1;
-        // What is not to be read here is no reason to give up the body.
-        let id = unescape(walker.string()?);
+        // An escape has at most six bytes for each of the value's. What cannot be read here is no reason to give up the body.
+        let raw = walker.string()?;
+        let id = if raw.len() > 6 * AFFINITY_ID_BYTES_MAX { None } else { unescape(raw) };
         self.affinity[rank] = id.filter(|id| (1..=AFFINITY_ID_BYTES_MAX).contains(&id.len()));
         Ok(())
     }
@@ -273,9 +303,9 @@ impl<'a> Walk<'a, '_> {
         if self.unreadable {
             return walker.skip_value();
         }
-        let (start, first) = (walker.at, self.outline.segments.len() as u32);
+        let (start, first) = (walker.at, self.outline.segments.len());
         let outcome = self.outline.section(walker, section);
-        self.sections[place as usize] = (first, self.outline.segments.len() as u32);
+        self.sections.set(place, first, self.outline.segments.len());
         if outcome == Err(Stop::Malformed) {
             // What is nested is not validated where it is only stepped over: see whether that works.
             self.unreadable = true;
@@ -291,16 +321,15 @@ fn cut(
     reading: &mut Reading<'_>,
     body: &[u8],
     outline: &Outline,
-    sections: &[(u32, u32); SECTIONS],
+    sections: &Sections,
     keys: &Keys,
     block_bytes: usize,
     blocks: &mut Vec<u64>,
 ) {
-    let segments = |section: &(u32, u32)| &outline.segments[section.0 as usize..section.1 as usize];
     let mut seed =
         keys.absorb(0, 1 + u64::from(reading.model.is_some()), reading.model.as_deref().unwrap_or(b""));
-    for (place, section) in sections[..SEEDS].iter().enumerate() {
-        for segment in segments(section) {
+    for (place, segments) in sections.of((1 << SEEDS) - 1, outline) {
+        for segment in segments {
             let all = if segment.place == Place::Body { body } else { &outline.scratch };
             let bytes = &all[segment.start as usize..][..segment.len as usize];
             seed = keys.absorb(seed, 3 + place as u64, bytes);
@@ -314,8 +343,8 @@ fn cut(
     let mut cutter = Cutter::new(keys, block_bytes, seed, blocks);
     // Nothing to be separated from yet: a lone prompt is cut exactly at multiples of the block.
     let mut first = true;
-    for section in &sections[SEEDS..] {
-        for segment in segments(section) {
+    for (_, segments) in sections.of(u32::MAX << SEEDS, outline) {
+        for segment in segments {
             let lead = segment.lead;
             if !first || !matches!(lead, Lead::Text | Lead::Next) {
                 cutter.push_byte(lead as u8);

@@ -57,14 +57,13 @@ pub(super) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
 /// for each. Answers the last identity.
 #[inline]
 pub(super) fn identities(
-    level: Level,
     keys: &Keys,
     bytes: &[u8],
     block_bytes: usize,
     before: u64,
     identities: &mut [u64],
 ) -> u64 {
-    match level {
+    match keys.level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(proof) if block_bytes.is_multiple_of(32) => {
             proof.identities(keys, bytes, block_bytes, before, identities)
@@ -192,30 +191,42 @@ mod x86 {
 
     #[target_feature(enable = "avx2,bmi1")]
     fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
-        let mut at = start;
         // Each byte is looked at with the two before it. In a JSON text these are there, and no backslash opens a string.
-        if start >= 2 && bytes[start - 1] != b'\\' {
-            let mut rest = bytes.get(start - 2..)?;
-            while let Some(window) = rest.first_chunk::<130>() {
-                let (a, b) = (may_end::<0>(window), may_end::<1>(window));
-                let (c, d) = (may_end::<2>(window), may_end::<3>(window));
-                let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-                if _mm256_movemask_epi8(any) != 0 {
-                    for (at, mut quotes) in [(at, mask(a, b)), (at + 64, mask(c, d))] {
-                        while quotes != 0 {
-                            let quote = at + quotes.trailing_zeros() as usize;
-                            if ends(bytes, start, quote) {
-                                return Some(quote);
-                            }
-                            quotes &= quotes - 1;
-                        }
-                    }
+        if start < 2 || bytes.get(start - 1)? == &b'\\' {
+            return string_end_plain(bytes, start, start);
+        }
+        let mut rest = &bytes[start - 2..];
+        while let Some(window) = rest.first_chunk::<130>() {
+            let (a, b) = (may_end::<0>(window), may_end::<1>(window));
+            let (c, d) = (may_end::<2>(window), may_end::<3>(window));
+            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+            // Out of line, for the sake of this loop: nearly always the string's last turn.
+            if _mm256_movemask_epi8(any) != 0
+                && let Some(quote) = first_that_ends(bytes, start, rest.len(), mask(a, b), mask(c, d))
+            {
+                return Some(quote);
+            }
+            rest = &rest[128..];
+        }
+        string_end_plain(bytes, start, bytes.len() - rest.len() + 2)
+    }
+
+    /// The first quote that ends the string begun at `start`, of those marked in `low` and `high`, bits for the bytes behind the
+    /// first two of the last `rest` ones of `bytes`.
+    #[target_feature(enable = "avx2,bmi1")]
+    #[inline(never)]
+    fn first_that_ends(bytes: &[u8], start: usize, rest: usize, low: u64, high: u64) -> Option<usize> {
+        let at = bytes.len() - rest + 2;
+        for (at, mut quotes) in [(at, low), (at + 64, high)] {
+            while quotes != 0 {
+                let quote = at + quotes.trailing_zeros() as usize;
+                if bytes[quote - 1] != b'\\' || ends(bytes, start, quote) {
+                    return Some(quote);
                 }
-                at += 128;
-                rest = &rest[128..];
+                quotes &= quotes - 1;
             }
         }
-        string_end_plain(bytes, start, at)
+        None
     }
 
     /// Marks the quotes among 32 of the bytes behind the first two of `window`, but for those with one backslash before
@@ -234,7 +245,7 @@ mod x86 {
     }
 
     /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.
-    #[inline]
+    #[cold]
     fn ends(bytes: &[u8], start: usize, quote: usize) -> bool {
         let run = bytes[start..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
         run.is_multiple_of(2)

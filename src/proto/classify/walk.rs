@@ -157,10 +157,7 @@ impl<'a> Walker<'a> {
     /// A number or literal, as it stands; not validated.
     pub fn scalar(&mut self) -> Result<&'a [u8], Stop> {
         let rest = &self.body[self.at..];
-        let ends = |byte: &u8| {
-            matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b':' | b'{' | b'[')
-        };
-        let end = rest.iter().position(ends).ok_or(Stop::Truncated)?;
+        let end = rest.iter().position(|byte| ENDS_SCALAR[*byte as usize]).ok_or(Stop::Truncated)?;
         if end == 0 {
             return Err(Stop::Malformed);
         }
@@ -168,6 +165,16 @@ impl<'a> Walker<'a> {
         Ok(&rest[..end])
     }
 }
+
+/// Bytes behind a number or literal.
+const ENDS_SCALAR: [bool; 256] = {
+    let (mut table, ends, mut at) = ([false; 256], b",}] \n\r\t\":{[", 0);
+    while at < ends.len() {
+        table[ends[at] as usize] = true;
+        at += 1;
+    }
+    table
+};
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGHS: u64 = ONES << 7;
@@ -312,6 +319,15 @@ pub(super) fn spells_escaped(raw: &[u8], word: &[u8]) -> bool {
 
 /// A string's value. `None`: an escape or a control character that JSON does not allow.
 pub(super) fn unescape(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let (words, rest) = raw.as_chunks::<8>();
+    let plain_words = words.iter().all(|word| {
+        let word = u64::from_le_bytes(*word);
+        // The second is below 0x20; an escape or a byte like it only sends the word the long way.
+        zero_bytes(word ^ (ONES * b'\\' as u64)) | (word.wrapping_sub(ONES * 0x20) & !word & HIGHS) == 0
+    });
+    if plain_words && rest.iter().all(|byte| *byte >= 0x20 && *byte != b'\\') {
+        return Some(Cow::Borrowed(raw));
+    }
     if raw.iter().any(|byte| *byte < 0x20) {
         return None;
     }

@@ -23,8 +23,8 @@ const SHORT_BYTES: usize = 16;
 /// Secret keys of the hash, derived from a seed.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Keys {
-    seed: u64,
-    level: Level,
+    pub seed: u64,
+    pub level: Level,
     pub words: Key,
     pub fold: [u64; 4],
 }
@@ -121,6 +121,8 @@ pub(super) struct Cutter<'a> {
     chunk: [u8; CHUNK_BYTES + SHORT_BYTES],
     filled: usize,
     chunk_bytes: usize,
+    /// A block is one chunk of whole words.
+    whole: bool,
 }
 
 impl<'a> Cutter<'a> {
@@ -137,6 +139,7 @@ impl<'a> Cutter<'a> {
             chunk: [0; CHUNK_BYTES + SHORT_BYTES],
             filled: 0,
             chunk_bytes: block_bytes.min(CHUNK_BYTES),
+            whole: block_bytes <= CHUNK_BYTES && block_bytes.is_multiple_of(8),
         }
     }
 
@@ -181,20 +184,13 @@ impl<'a> Cutter<'a> {
             self.take_chunk();
             bytes = rest;
         }
-        if self.chunk_bytes == self.block_bytes && self.block_bytes.is_multiple_of(8) {
-            // Whole blocks of one chunk, the common case.
+        if self.whole {
+            // The common case.
             let count = bytes.len() / self.block_bytes;
             if count > 0 {
                 let (whole, rest) = bytes.split_at(count * self.block_bytes);
                 let slots = &mut self.identities[self.count..];
-                self.identity = simd::identities(
-                    self.keys.level,
-                    self.keys,
-                    whole,
-                    self.block_bytes,
-                    self.identity,
-                    slots,
-                );
+                self.identity = simd::identities(self.keys, whole, self.block_bytes, self.identity, slots);
                 self.count += count;
                 bytes = rest;
             }
@@ -211,6 +207,12 @@ impl<'a> Cutter<'a> {
     /// Hashes the chunk that is put together now; one of odd length with zeros behind it, all chunks of one place in a
     /// block being of one length.
     fn take_chunk(&mut self) {
+        self.filled = 0;
+        if self.whole {
+            let sum = simd::nh(self.keys.level, &self.keys.words, &self.chunk[..self.block_bytes]);
+            self.write_down(self.keys.join(0, sum));
+            return;
+        }
         let mut padded = self.chunk_bytes;
         if !padded.is_multiple_of(8) {
             padded = padded.next_multiple_of(8);
@@ -218,14 +220,17 @@ impl<'a> Cutter<'a> {
         }
         let sum = simd::nh(self.keys.level, &self.keys.words, &self.chunk[..padded]);
         self.content = self.keys.join(self.content, sum);
-        self.filled = 0;
         self.hashed += self.chunk_bytes;
         if self.hashed == self.block_bytes {
-            self.identity = self.keys.chain(self.identity, self.content);
-            self.identities[self.count] = self.identity;
-            self.count += 1;
+            self.write_down(self.content);
             (self.hashed, self.content) = (0, 0);
         }
         self.chunk_bytes = (self.block_bytes - self.hashed).min(CHUNK_BYTES);
+    }
+    #[inline(always)]
+    fn write_down(&mut self, content: u64) {
+        self.identity = self.keys.chain(self.identity, content);
+        self.identities[self.count] = self.identity;
+        self.count += 1;
     }
 }

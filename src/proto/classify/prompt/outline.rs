@@ -397,23 +397,35 @@ impl Outline {
     }
 
     /// Reads `{"role":"…","content":"…"}`, as nearly all messages are and most clients write it, with a space behind each colon
-    /// and comma or without. `None`: it is not that, and nothing has happened.
+    /// and comma or with none. `None`: it is not that, and nothing has happened.
     #[inline]
     fn plain_message(&mut self, walker: &mut Walker<'_>) -> Option<()> {
-        let body = walker.body;
-        let space = |at: usize| at + usize::from(body.get(at) == Some(&b' '));
-
-        let role = after(body, space(after(body, walker.at, b"{\"role\":")?), b"\"")?;
-        let quotes = equal_16(body.get(role..)?.first_chunk::<16>()?, b'"');
+        // Longest with spaces: ten bytes, sixteen of a role with its quote, fifteen.
+        let head = walker.body.get(walker.at..)?.first_chunk::<48>()?;
+        let role = match head {
+            [b'{', b'"', b'r', b'o', b'l', b'e', b'"', b':', b'"', ..] => 9,
+            [b'{', b'"', b'r', b'o', b'l', b'e', b'"', b':', b' ', b'"', ..] => 10,
+            _ => return None,
+        };
+        let quotes = equal_16(head[role..].first_chunk()?, b'"');
         let role_len = quotes.trailing_zeros() as usize;
         // A quote behind a backslash needs a closer look, as do roles that no API knows.
-        if role_len > 15 || body[role + role_len - 1] == b'\\' {
+        if role_len > 15 || head[role + role_len - 1] == b'\\' {
             return None;
         }
-        let comma = after(body, role + role_len, b"\",")?;
-        let content = after(body, space(after(body, space(comma), b"\"content\":")?), b"\"")?;
-        let end = string_end(walker.level, body, content)?;
-        walker.at = after(body, end, b"\"}")?;
+        let content = role
+            + role_len
+            + match head.get(role + role_len..)?.first_chunk::<15>()? {
+                [b'"', b',', b'"', b'c', b'o', b'n', b't', b'e', b'n', b't', b'"', b':', b'"', ..] => 13,
+                b"\", \"content\": \"" => 15,
+                _ => return None,
+            };
+        let (role, content) = (walker.at + role, walker.at + content);
+        let end = string_end(walker.level, walker.body, content)?;
+        if walker.body.get(end + 1) != Some(&b'}') {
+            return None;
+        }
+        walker.at = end + 2;
         self.push(Lead::Message, Place::Body, role, role_len);
         self.push(Lead::Text, Place::Body, content, end - content);
         Some(())
@@ -560,12 +572,6 @@ impl Outline {
             _ => walker.skip_value(),
         }
     }
-}
-
-/// Behind `what`, if that is what stands at `at`.
-#[inline(always)]
-fn after<const LEN: usize>(body: &[u8], at: usize, what: &[u8; LEN]) -> Option<usize> {
-    (body.get(at..)?.first_chunk::<LEN>()? == what).then_some(at + LEN)
 }
 
 impl Member {

@@ -6,8 +6,13 @@
 
 use std::hint::black_box;
 
-use memchr::memchr2;
+use memchr::{memchr2, memmem};
+use ringway::clock::Nanos;
+use ringway::proto::backend::catalog::{self, Address, Algorithm, Catalog, KvRules, RoutingMode, Server};
+use ringway::proto::backend::grouping::rebuild_groups;
 use ringway::proto::classify::{Endpoint, Prompt, PromptRules, read_prompt};
+use ringway::proto::dispatcher::{Decision, Dispatcher, DispatcherOptions, Outcome, Prompted, Wanted};
+use ringway::proto::ids::{BackendId, ClientId, GroupId, PoolId, ShardId};
 use twox_hash::XxHash3_64;
 
 const RULES: PromptRules = PromptRules { block_bytes: 256, seed: 0x1234_5678_9abc_def0 };
@@ -82,8 +87,87 @@ fn reference(body: &[u8], hashes: &mut Vec<u64>) -> usize {
     hits
 }
 
+/// A kv-aware pool on one shard, at work: every server's memory is full, with the chats' system text at the
+/// head of all that is in it.
+struct Pool {
+    dispatcher: Dispatcher,
+    now: Nanos,
+}
+
+const GROUP: GroupId = GroupId(0);
+/// Enough for the longest prompt.
+const CAPACITY_BLOCKS: u32 = 2560;
+
+impl Pool {
+    fn new(servers: u16, head: &[u64]) -> Pool {
+        let server = |i: u16| Server {
+            name: format!("gpu{i}").into(),
+            url: "http://10.0.0.1:8000".into(),
+            address: Some(Address::Tcp("10.0.0.1:8000".parse().expect("an address"))),
+            host: "10.0.0.1:8000".into(),
+            base_path: "".into(),
+            pool: Some(PoolId(0)),
+            weight: 1.0,
+            weight_text: "1".into(),
+            affinity_weight: 1.0,
+            max_concurrency: 32,
+            max_input_tokens: 0,
+            tier: "".into(),
+            kv_capacity_blocks: CAPACITY_BLOCKS,
+            api_key: None,
+            models: Some(Vec::new()),
+            removed: false,
+        };
+        let pool = catalog::Pool {
+            name: "chat".into(),
+            algorithm: Algorithm::KvAware,
+            routing_mode: RoutingMode::Queue,
+            queue_size: 1024,
+            queue_timeout_ms: 30_000,
+            kv: KvRules::default(),
+        };
+        let mut all =
+            Catalog { servers: (0..servers).map(server).collect(), pools: vec![pool], ..Catalog::default() };
+        rebuild_groups(&mut all);
+        let dispatcher = Dispatcher::new(ShardId(0), 1, DispatcherOptions::default(), all);
+        let mut pool = Pool { dispatcher, now: Nanos::from_ms(1) };
+        let mut own: Vec<u64> = head.to_vec();
+        for server in 0..servers {
+            for chain in 0..=CAPACITY_BLOCKS / 40 {
+                own.truncate(head.len());
+                let start = u64::from(server) << 32 | u64::from(chain) << 16;
+                own.extend((0..40).map(|i| (start | i).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+                pool.send(BackendId(server), &own);
+            }
+        }
+        pool
+    }
+
+    fn send(&mut self, backend: BackendId, blocks: &[u64]) {
+        let prompt = Prompted { client: ClientId(1), blocks, tokens: 64 * blocks.len() as u64 };
+        let belief = self.dispatcher.handle_prompt(self.now, GROUP, backend, &prompt);
+        self.dispatcher.handle_prefilled(self.now, backend, belief.work_tokens);
+    }
+
+    /// A request from its decision to its end.
+    fn serve(&mut self, blocks: &[u64]) -> Algorithm {
+        self.now = Nanos(self.now.0 + 1000);
+        let wanted = Wanted { blocks, ..Wanted::default() };
+        let Decision::Dispatch(placement) = self.dispatcher.handle_request(self.now, GROUP, &wanted) else {
+            panic!("the pool has room");
+        };
+        self.send(placement.backend, blocks);
+        self.dispatcher.handle_done(self.now, placement.backend, Outcome::Success);
+        assert!(self.dispatcher.poll_event().is_none() && self.dispatcher.poll_message().is_none());
+        placement.algorithm_used
+    }
+}
+
 /// What one round of a case works on; everything that a connection reuses is made once.
 struct Bench {
+    /// Of 8 and of 256 servers, made when first asked for.
+    pools: [Option<Pool>; 2],
+    round: u64,
     bodies: Vec<Vec<u8>>,
     prompt: Prompt,
     hashes: Vec<u64>,
@@ -105,7 +189,45 @@ fn walk(bench: &mut Bench, body: usize) {
     assert!(black_box(reference(body, &mut bench.hashes)) > 20);
 }
 
+/// The whole decision about a prompt that its server holds, system text, history and all.
+fn hit(bench: &mut Bench, body: usize, pool: usize) {
+    read(bench, body);
+    let (pool, blocks) = bench.pool(pool);
+    let by = pool.serve(blocks);
+    // The first round is the one that puts it there.
+    bench.round += 1;
+    assert!(by == Algorithm::KvAware || bench.round == 1);
+}
+
+/// The whole decision about a new prompt, which pushes older ones out.
+fn miss(bench: &mut Bench, body: usize, pool: usize) {
+    let start = memmem::find(&bench.bodies[body], b"content").expect("a chat has content") + 10;
+    bench.round += 1;
+    bench.bodies[body][start..][..8].copy_from_slice(format!("{:08x}", bench.round).as_bytes());
+    read(bench, body);
+    let (pool, blocks) = bench.pool(pool);
+    let by = pool.serve(blocks);
+    // The pool was made with the first round's system text.
+    assert!(by == Algorithm::WeightedRoundRobin || bench.round == 1);
+}
+
 const CASES: &[(&str, Round)] = &[
+    ("hit_2k_8", |bench| hit(bench, 0, 0)),
+    ("hit_2k_256", |bench| hit(bench, 0, 1)),
+    ("miss_2k_8", |bench| miss(bench, 0, 0)),
+    ("miss_2k_256", |bench| miss(bench, 0, 1)),
+    ("hit_32k_8", |bench| hit(bench, 1, 0)),
+    ("hit_32k_256", |bench| hit(bench, 1, 1)),
+    ("miss_32k_8", |bench| miss(bench, 1, 0)),
+    ("miss_32k_256", |bench| miss(bench, 1, 1)),
+    ("hit_128k_8", |bench| hit(bench, 2, 0)),
+    ("hit_128k_256", |bench| hit(bench, 2, 1)),
+    ("miss_128k_8", |bench| miss(bench, 2, 0)),
+    ("miss_128k_256", |bench| miss(bench, 2, 1)),
+    ("hit_512k_8", |bench| hit(bench, 3, 0)),
+    ("hit_512k_256", |bench| hit(bench, 3, 1)),
+    ("miss_512k_8", |bench| miss(bench, 3, 0)),
+    ("miss_512k_256", |bench| miss(bench, 3, 1)),
     ("read_2k", |bench| read(bench, 0)),
     ("reference_2k", |bench| walk(bench, 0)),
     ("read_32k", |bench| read(bench, 1)),
@@ -127,7 +249,15 @@ impl Bench {
             assert!(body.len().abs_diff(bytes) < bytes / 8, "{} is not about {bytes}", body.len());
         }
         bodies.extend([agent(false), agent(true)]);
-        Bench { bodies, prompt: Prompt::default(), hashes: Vec::new() }
+        Bench { pools: [None, None], round: 0, bodies, prompt: Prompt::default(), hashes: Vec::new() }
+    }
+
+    /// A pool, and the blocks of the prompt that was read last.
+    fn pool(&mut self, which: usize) -> (&mut Pool, &[u64]) {
+        let blocks = &self.prompt.blocks[..];
+        let head = &blocks[..blocks.len().min(5)];
+        let pool = self.pools[which].get_or_insert_with(|| Pool::new([8, 256][which], head));
+        (pool, blocks)
     }
 }
 
@@ -157,7 +287,7 @@ fn main() {
         }
         _ => {
             for (_, round) in CASES {
-                round(&mut bench);
+                round(&mut Bench::new());
             }
             println!("decision: {} cases ran once; scripts/bench-instructions counts them", CASES.len());
         }

@@ -14,17 +14,15 @@
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
 //!    in the window with the least load, as above.
-//! 3. Else [`WeightedRoundRobin`] over all candidates.
+//! 3. Else [`super::weighted_round_robin`] over all candidates.
 //!
-//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Worst case: O(candidates), no
-//! allocation.
+//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
+//! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
 //! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau.
 
 use super::balance::Balance;
-use super::policy::{Candidate, Choice, Policy};
-use super::weighted_round_robin::WeightedRoundRobin;
-use super::wheel::Wheel;
-use crate::proto::backend::catalog::{Algorithm, KvRules};
+use super::policy::Candidate;
+use crate::proto::backend::catalog::KvRules;
 
 /// Price of following a match to the busiest server of the window, in blocks.
 const LOAD_PRICE_BLOCKS: f64 = 32.0;
@@ -57,59 +55,113 @@ pub struct KvAware<'a> {
     pub blocks: u32,
 }
 
+/// The candidates' loads, in short.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loads {
+    /// Of candidates.
+    pub count: usize,
+    /// Mean weight, in millionths.
+    pub weight_mean: f64,
+    pub least: f64,
+    pub mean: f64,
+}
+
+impl Loads {
+    /// Of candidates given as weight and requests in flight; two passes, one where all weights are equal. `None`: there are
+    /// none.
+    #[inline]
+    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
+        let (mut count, mut weights, mut in_flight, mut least) = (0, 0u64, 0u64, u32::MAX);
+        let (mut lightest, mut heaviest) = (u64::MAX, 0);
+        for (weight, requests) in candidates.clone() {
+            count += 1;
+            weights += weight;
+            lightest = lightest.min(weight);
+            heaviest = heaviest.max(weight);
+            in_flight += u64::from(requests);
+            least = least.min(requests);
+        }
+        if count == 0 {
+            return None;
+        }
+        let weight_mean = weights as f64 / count as f64;
+        if lightest == heaviest {
+            let mean = in_flight as f64 / count as f64;
+            return Some(Loads { count, weight_mean, least: least.into(), mean });
+        }
+        let loads = candidates.map(|(weight, requests)| f64::from(requests) * weight_mean / weight as f64);
+        let (least, sum) =
+            loads.fold((f64::INFINITY, 0.0), |(least, sum), load| (load.min(least), sum + load));
+        Some(Loads { count, weight_mean, least, mean: sum / count as f64 })
+    }
+}
+
+impl KvAware<'_> {
+    /// The candidate that affinity decides for. `holders`: the candidates that hold some of the prompt, longest match first, of
+    /// equals in the group's order; no more of them are asked for than may win.
+    pub fn choose(
+        &self,
+        loads: &Loads,
+        holders: impl Iterator<Item = Candidate> + Clone,
+    ) -> Option<Candidate> {
+        let useful = self.rules.min_match_blocks.max(1);
+        let holders = holders.take_while(|holder| holder.matched >= useful);
+        let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
+        let scene = Scene { policy: self, loads, slack, useful: useful.into() };
+        let mut top: Option<(f64, u32)> = None;
+        for holder in holders.clone() {
+            // Nothing is worth more than its blocks.
+            if top.is_some_and(|(most, _)| most >= holder.matched.into()) {
+                break;
+            }
+            if scene.in_window(&holder) {
+                let net = scene.worth(&holder) - scene.load_price(&holder);
+                if net >= scene.useful && top.is_none_or(|(most, _)| net > most) {
+                    top = Some((net, holder.matched));
+                }
+            }
+        }
+        if let Some((_, matched)) = top {
+            let equal = holders.skip_while(|h| h.matched > matched).take_while(|h| h.matched == matched);
+            return scene.least_busy(equal.filter(|h| scene.in_window(h) && scene.worth(h) >= scene.useful));
+        }
+        let all_hold = holders.clone().count() == loads.count;
+        if all_hold { scene.least_busy(holders.filter(|h| scene.in_window(h))) } else { None }
+    }
+}
+
 /// What the candidates have in common.
 struct Scene<'a> {
     policy: &'a KvAware<'a>,
-    useful: f64,
-    /// Of the candidates.
-    weight_mean: f64,
-    load_least: f64,
-    load_mean: f64,
+    loads: &'a Loads,
     slack: f64,
+    useful: f64,
 }
 
-impl<'a> Scene<'a> {
-    fn of(policy: &'a KvAware<'a>, candidates: &[Candidate]) -> Self {
-        let count = candidates.len() as f64;
-        let weights: u64 = candidates.iter().map(|candidate| candidate.weight).sum();
-        let mut scene = Scene {
-            policy,
-            useful: policy.useful().into(),
-            weight_mean: weights as f64 / count,
-            load_least: f64::INFINITY,
-            load_mean: 0.0,
-            slack: 0.0,
-        };
-        let mut sum = 0.0;
-        for candidate in candidates {
-            let load = scene.load(candidate);
-            scene.load_least = scene.load_least.min(load);
-            sum += load;
-        }
-        scene.load_mean = sum / count;
-        let rules = policy.rules;
-        scene.slack = rules.affinity_slack_abs.max(rules.affinity_slack_rel * scene.load_least);
-        scene
+impl Scene<'_> {
+    /// Per weight, with weights scaled to mean 1.
+    fn per_weight(&self, amount: f64, candidate: &Candidate) -> f64 {
+        amount * self.loads.weight_mean / candidate.weight as f64
     }
 
     fn load(&self, candidate: &Candidate) -> f64 {
-        f64::from(candidate.in_flight) * self.weight_mean / candidate.weight as f64
+        self.per_weight(candidate.in_flight.into(), candidate)
     }
 
     fn in_window(&self, candidate: &Candidate) -> bool {
-        self.load(candidate) <= self.load_least + self.slack
+        self.load(candidate) <= self.loads.least + self.slack
     }
 
     /// What the match is worth, its load's price aside.
     fn worth(&self, candidate: &Candidate) -> f64 {
         let computed = f64::from(self.policy.blocks.saturating_sub(candidate.matched));
-        let most = IMMUNITY * computed + BUSY_PRICE_BLOCKS * self.load_mean;
+        let most = IMMUNITY * computed + BUSY_PRICE_BLOCKS * self.loads.mean;
         f64::from(candidate.matched) - self.share_price(candidate.slot, computed).min(most)
     }
 
     fn share_price(&self, slot: u16, computed: f64) -> f64 {
         let deviation = self.policy.balance.of(slot);
-        let busy = self.load_mean.min(1.0);
+        let busy = self.loads.mean.min(1.0);
         let between = |(idle, full): (f64, f64)| idle + (full - idle) * busy;
         let over = (deviation.requests - between(SHARE_FREE) * deviation.requests_fair).max(0.0);
         let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + between(SHARE_PRIOR));
@@ -119,61 +171,20 @@ impl<'a> Scene<'a> {
     }
 
     fn load_price(&self, candidate: &Candidate) -> f64 {
-        let above = self.load(candidate) - self.load_least;
+        let above = self.load(candidate) - self.loads.least;
         if above > 0.0 { LOAD_PRICE_BLOCKS * above / self.slack } else { 0.0 }
     }
 
     /// The least busy of some, prompt tokens that wait included.
-    fn least_busy<'c>(&self, some: impl Iterator<Item = &'c Candidate>) -> Option<Candidate> {
-        let key = |candidate: &Candidate| {
-            let tokens = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
-            self.load(candidate) + tokens * self.weight_mean / candidate.weight as f64
-        };
-        let over = |candidate: &Candidate| self.policy.balance.of(candidate.slot).requests;
+    fn least_busy(&self, some: impl Iterator<Item = Candidate>) -> Option<Candidate> {
+        let keyed = some.map(|candidate| {
+            let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+            let over = self.policy.balance.of(candidate.slot).requests;
+            (self.load(&candidate) + self.per_weight(waiting, &candidate), over, candidate)
+        });
         // Of equals the first, which `min_by` keeps.
-        some.min_by(|a, b| key(a).total_cmp(&key(b)).then_with(|| over(a).total_cmp(&over(b)))).copied()
-    }
-}
-
-impl KvAware<'_> {
-    fn useful(&self) -> u32 {
-        self.rules.min_match_blocks.max(1)
-    }
-
-    /// The candidate that affinity decides for.
-    fn best(&self, candidates: &[Candidate]) -> Option<Candidate> {
-        let useful = |candidate: &&Candidate| candidate.matched >= self.useful();
-        let holders = candidates.iter().filter(useful).count();
-        if holders == 0 {
-            return None;
-        }
-        let scene = Scene::of(self, candidates);
-        let mut top: Option<(f64, u32)> = None;
-        for candidate in candidates.iter().filter(useful).filter(|c| scene.in_window(c)) {
-            let net = scene.worth(candidate) - scene.load_price(candidate);
-            if net >= scene.useful && top.is_none_or(|(most, _)| net > most) {
-                top = Some((net, candidate.matched));
-            }
-        }
-        let near = candidates.iter().filter(|c| scene.in_window(c));
-        match top {
-            Some((_, matched)) => {
-                scene.least_busy(near.filter(|c| c.matched == matched && scene.worth(c) >= scene.useful))
-            }
-            None if holders == candidates.len() => scene.least_busy(near),
-            None => None,
-        }
-    }
-}
-
-impl Policy for KvAware<'_> {
-    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
-        match self.best(candidates) {
-            Some(chosen) => {
-                Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware }
-            }
-            None => WeightedRoundRobin.choose(wheel, candidates, whole),
-        }
+        let least = keyed.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.total_cmp(&b.1)));
+        least.map(|(_, _, candidate)| candidate)
     }
 }
 

@@ -11,7 +11,7 @@
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
 
 use super::balance::{Balance, Takers};
-use super::kv_aware::KvAware;
+use super::kv_aware::{KvAware, Loads};
 use super::least_connections::LeastConnections;
 use super::policy::{Affinity, Candidate, Choice, Policy};
 use super::sticky_session::{Member, StickySession, hash_name};
@@ -37,6 +37,8 @@ pub struct RouteGroup {
     wheel: Wheel,
     /// In kv-aware pools.
     balance: Balance,
+    /// All live servers could have taken the request that was placed last.
+    all_fit: bool,
     /// Steps the wheel still has to start further, once something is on it.
     phase: u32,
     /// What this shard sent, by slot.
@@ -85,8 +87,7 @@ impl RouteGroup {
 
     fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
         let backend = self.candidates[slot as usize];
-        let row = table.row(backend);
-        Candidate { backend, slot, weight: row.weight, in_flight: row.total(), matched: 0, prefill_tokens: 0 }
+        candidate(backend, slot, table.row(backend), 0)
     }
 }
 
@@ -102,8 +103,6 @@ pub struct Router {
     changes: Vec<(GroupId, u16)>,
     /// What is shown to the algorithm; kept for its memory.
     shown: Vec<Candidate>,
-    /// By server: blocks that it holds of the prompt at hand; all 0 between picks.
-    matched: Vec<u32>,
 }
 
 impl Router {
@@ -116,7 +115,6 @@ impl Router {
             groups_of: Vec::new(),
             changes: Vec::new(),
             shown: Vec::new(),
-            matched: Vec::new(),
         }
     }
 
@@ -157,7 +155,6 @@ impl Router {
     pub fn configure(&mut self, now: Nanos, catalog: &Catalog, table: &BackendTable) {
         self.groups_of.clear();
         self.groups_of.resize_with(catalog.servers.len(), Vec::new);
-        self.matched.resize(self.matched.len().max(catalog.servers.len()), 0);
         for (i, group) in catalog.groups.iter().enumerate() {
             let id = GroupId(i as u32);
             for (slot, backend) in (0..).zip(&group.candidates) {
@@ -179,6 +176,7 @@ impl Router {
                 live: Vec::with_capacity(slots),
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
+                all_fit: false,
                 phase: self.phase,
                 sent: vec![Sent::default(); slots],
                 heard: vec![Sent::default(); slots * self.shards],
@@ -234,51 +232,72 @@ impl Router {
         tried: Tried,
         affinity: Affinity<'_>,
         table: &BackendTable,
-        mut room: impl FnMut(BackendId, &Row) -> bool,
+        room: impl Fn(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
-        let held = &mut self.groups[group.index()];
-        for held in affinity.matches {
-            self.matched[held.backend.index()] = held.blocks;
+        let fits = |backend, row: &Row| room(backend, row) && (tried.is_empty() || !tried.contains(backend));
+        if let Some(choice) = self.follow_match(group, affinity, table, fits) {
+            return Some(choice);
         }
+        let held = &mut self.groups[group.index()];
         self.shown.clear();
         for slot in &held.live {
             let backend = held.candidates[*slot as usize];
             let row = table.row(backend);
-            if room(backend, row) && (tried.is_empty() || !tried.contains(backend)) {
-                self.shown.push(Candidate {
-                    backend,
-                    slot: *slot,
-                    weight: row.weight,
-                    in_flight: row.total(),
-                    matched: self.matched[backend.index()],
-                    prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,
-                });
+            if fits(backend, row) {
+                self.shown.push(candidate(backend, *slot, row, 0));
             }
-        }
-        for held in affinity.matches {
-            self.matched[held.backend.index()] = 0;
         }
         if self.shown.is_empty() {
             return None;
         }
         let whole = self.shown.len() == held.live.len();
+        held.all_fit = whole;
         let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
         let choice = match held.algorithm {
-            Algorithm::WeightedRoundRobin => WeightedRoundRobin.choose(wheel, shown, whole),
+            // A kv-aware group comes here when no match is followed.
+            Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
+                WeightedRoundRobin.choose(wheel, shown, whole)
+            }
             Algorithm::LeastConnections => LeastConnections.choose(wheel, shown, whole),
             Algorithm::StickySession => {
                 let sticky = StickySession { key: affinity.session, members: &held.members };
                 sticky.choose(wheel, shown, whole)
-            }
-            Algorithm::KvAware => {
-                let (rules, balance, blocks) = (&held.kv, &held.balance, affinity.blocks);
-                KvAware { rules, balance, blocks }.choose(wheel, shown, whole)
             }
         };
         if choice.turned {
             self.count(group, choice.slot, 1);
         }
         Some(choice)
+    }
+
+    /// In a kv-aware group: the server whose match is followed, if any.
+    fn follow_match(
+        &mut self,
+        group: GroupId,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        fits: impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &self.groups[group.index()];
+        if affinity.matches.is_empty() || held.algorithm != Algorithm::KvAware {
+            return None;
+        }
+        let fitting = held.live.iter().filter_map(|slot| {
+            let backend = held.candidates[*slot as usize];
+            let row = table.row(backend);
+            fits(backend, row).then(|| (row.weight, row.total()))
+        });
+        let loads = Loads::of(fitting)?;
+        let holders = affinity.matches.iter().filter_map(|found| {
+            let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
+            let row = table.row(found.backend);
+            fits(found.backend, row).then(|| candidate(found.backend, slot, row, found.blocks))
+        });
+        let policy = KvAware { rules: &held.kv, balance: &held.balance, blocks: affinity.blocks };
+        let chosen = policy.choose(&loads, holders)?;
+        let held = &mut self.groups[group.index()];
+        held.all_fit = loads.count == held.live.len();
+        Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
     }
 
     /// Takes a turned choice back: the request went elsewhere or nowhere.
@@ -305,12 +324,14 @@ impl Router {
         let held = &mut self.groups[group.index()];
         let (candidates, live) = (&held.candidates, &held.live);
         let row = |slot: u16| table.row(candidates[slot as usize]);
-        // It had room itself, whatever is left of that now.
-        let takers = || live.iter().filter(|other| **other == slot || room(row(**other)));
-        let weighted = takers().map(|slot| (*slot, row(*slot).weight));
-        match takers().count() == live.len() {
+        match std::mem::take(&mut held.all_fit) {
             true => held.balance.note(slot, 1, work_tokens, Takers::<std::iter::Empty<_>>::All),
-            false => held.balance.note(slot, 1, work_tokens, Takers::Some(weighted)),
+            false => {
+                // It had room itself, whatever is left of that now.
+                let takers = live.iter().filter(|other| **other == slot || room(row(**other)));
+                let weighted = takers.map(|slot| (*slot, row(*slot).weight));
+                held.balance.note(slot, 1, work_tokens, Takers::Some(weighted));
+            }
         }
         if self.shards > 1 {
             let sent = &mut held.sent[slot as usize];
@@ -373,6 +394,17 @@ impl Router {
         if let Some(slot) = self.slot_of(group, backend) {
             self.mark(group, slot);
         }
+    }
+}
+
+fn candidate(backend: BackendId, slot: u16, row: &Row, matched: u32) -> Candidate {
+    Candidate {
+        backend,
+        slot,
+        weight: row.weight,
+        in_flight: row.total(),
+        matched,
+        prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,
     }
 }
 

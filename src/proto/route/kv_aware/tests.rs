@@ -1,6 +1,10 @@
 use super::*;
+use crate::proto::backend::catalog::Algorithm;
 use crate::proto::ids::BackendId;
 use crate::proto::route::balance::Takers;
+use crate::proto::route::policy::Policy;
+use crate::proto::route::weighted_round_robin::WeightedRoundRobin;
+use crate::proto::route::wheel::Wheel;
 
 const ONE: u64 = 1_000_000;
 type Nobody = std::iter::Empty<(u16, u64)>;
@@ -48,10 +52,14 @@ impl Pool {
                 prefill_tokens: self.prefill_tokens[i],
             })
             .collect();
+        let loads = Loads::of(candidates.iter().map(|c| (c.weight, c.in_flight))).unwrap();
+        let mut holders: Vec<Candidate> = candidates.iter().filter(|c| c.matched > 0).copied().collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.matched));
         let policy = KvAware { rules: &self.rules, balance: &self.balance, blocks };
-        let choice = policy.choose(&mut self.wheel, &mut candidates, true);
-        assert_eq!(choice.turned, choice.by == Algorithm::WeightedRoundRobin);
-        (choice.slot, choice.by)
+        match policy.choose(&loads, holders.iter().copied()) {
+            Some(chosen) => (chosen.slot, HIT),
+            None => (WeightedRoundRobin.choose(&mut self.wheel, &mut candidates, true).slot, MISS),
+        }
     }
 
     fn dispatch(&mut self, slot: u16, work_tokens: u64) {

@@ -112,57 +112,57 @@ fn a10_unknown_paths_are_spread_by_load() {
 }
 
 /// A11: conversations that share a system prompt are told apart by what follows: each stays where it began, and together they
-/// spread.
+/// spread. All begin at once, so that load spreads them; then they go on one after the other, so that there is room for each
+/// where it was.
 #[test]
 fn a11_conversations_stay_and_spread_behind_one_system_prompt() {
     const CONVERSATIONS: u64 = 40;
     const TURNS: u64 = 5;
-    let engines: Vec<Engine> = (0..4)
-        .map(|_| {
-            Engine::start(|exchange| {
-                exchange.read_body()?;
-                exchange.pause(ms(60));
-                exchange.reply_ok()
-            })
-        })
-        .collect();
-    let router = kv_router(&engines, 2, &[]);
-    let system = words(999, 4096);
-    let places: Vec<Vec<String>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..CONVERSATIONS)
-            .map(|number| {
-                let (router, system) = (&router, &system);
-                scope.spawn(move || {
-                    let mut messages = vec![("system".to_owned(), system.clone())];
-                    (0..TURNS)
-                        .map(|turn| {
-                            messages.push(("user".into(), words(number * 100 + turn, 700)));
-                            let pairs = messages.iter().map(|(role, text)| (role.as_str(), text.as_str()));
-                            let place = server(&router.post(CHAT, &conversation("m", pairs)));
-                            messages.push(("assistant".into(), words(number * 100 + turn + 50, 700)));
-                            // A person reads what was said.
-                            pause(ms(20 + (number * 7 + turn * 13) % 60));
-                            place
-                        })
-                        .collect()
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a conversation")).collect()
-    });
-    let stayed: usize = places
-        .iter()
-        .map(|turns| turns[1..].iter().zip(turns).filter(|(now, before)| now == before).count())
-        .sum();
-    let follow_ups = (CONVERSATIONS * (TURNS - 1)) as usize;
-    let mut shares = BTreeMap::new();
-    for place in places.iter().flatten() {
-        *shares.entry(place.as_str()).or_insert(0usize) += 1;
+    for shards in [1, 2] {
+        let gate = Gate::new();
+        let engines: Vec<Engine> = (0..4).map(|_| holding(&gate)).collect();
+        let router = kv_router(&engines, shards, &[]);
+        let mut transcripts: Vec<Vec<(String, String)>> =
+            (0..CONVERSATIONS).map(|_| vec![("system".to_owned(), words(999, 4096))]).collect();
+        let turn = |number: u64, turn: u64, transcript: &mut Vec<(String, String)>| {
+            transcript.push(("user".into(), words(number * 100 + turn, 700)));
+            let pairs = transcript.iter().map(|(role, text)| (role.as_str(), text.as_str()));
+            let mut client = router.client();
+            client.send(&request("POST", CHAT, &[], &conversation("m", pairs)));
+            transcript.push(("assistant".into(), words(number * 100 + turn + 50, 700)));
+            client
+        };
+        let mut first: Vec<Client> =
+            (0..).zip(&mut transcripts).map(|(number, transcript)| turn(number, 0, transcript)).collect();
+        eventually(seconds(10), "all have begun", || {
+            let active: usize = engines.iter().map(Engine::active).sum();
+            if active as u64 == CONVERSATIONS { Ok(()) } else { Err(format!("{active}")) }
+        });
+        gate.open();
+        let mut places: Vec<Vec<String>> =
+            first.iter_mut().map(|client| vec![server(&client.response())]).collect();
+        for number_of_turn in 1..TURNS {
+            for (number, (transcript, places)) in (0..).zip(transcripts.iter_mut().zip(&mut places)) {
+                // Every shard knows by then that the one before has ended.
+                pause(ms(30));
+                places.push(server(&turn(number, number_of_turn, transcript).response()));
+            }
+        }
+        let stayed = |turns: &[String]| turns.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        let stayed: usize = places.iter().map(|turns| stayed(turns)).sum();
+        let follow_ups = (CONVERSATIONS * (TURNS - 1)) as usize;
+        let mut shares = BTreeMap::new();
+        for place in places.iter().flatten() {
+            *shares.entry(place.as_str()).or_insert(0usize) += 1;
+        }
+        let all = (CONVERSATIONS * TURNS) as usize;
+        let largest = shares.values().copied().max().expect("someone served");
+        assert!(
+            stayed * 100 >= follow_ups * 95,
+            "{shards} shards: {stayed} of {follow_ups} stayed; {shares:?}"
+        );
+        assert!(largest * 100 <= all * 40, "{shards} shards: {shares:?} of {all}");
     }
-    let all = (CONVERSATIONS * TURNS) as usize;
-    let largest = shares.values().copied().max().expect("someone served");
-    assert!(stayed * 100 >= follow_ups * 95, "{stayed} of {follow_ups} follow-ups stayed; {shares:?}");
-    assert!(largest * 100 <= all * 40, "{shares:?} of {all}");
 }
 
 /// A12: the memory of prefixes is bounded, and the bound holds whatever comes. Prompts that nobody sends again, until the cap is
@@ -231,17 +231,16 @@ fn a16_many_servers_cost_little_more_than_few() {
         }
         let router = setup.start();
         let mut client = router.client();
-        let mut run = |requests: u64| {
-            for number in 0..requests {
-                // A quarter are new prompts, the others come again.
-                let seed = if number % 4 == 0 { number } else { number % 16 };
-                server(&client.post(CHAT, &prompt(seed, 2000)));
-            }
-        };
-        // Connections to every server are made before anything counts.
-        run(100);
+        // Every server has its connection, and room in memory for its prefixes, before anything counts.
+        for number in 0..2 * servers as u64 {
+            server(&client.post(CHAT, &prompt(1_000_000 + number, 600)));
+        }
         let before = processor_ticks(&router);
-        run(REQUESTS);
+        for number in 0..REQUESTS {
+            // A quarter are new prompts, the others come again.
+            let seed = if number % 4 == 0 { number } else { number % 16 };
+            server(&client.post(CHAT, &prompt(seed, 2000)));
+        }
         (processor_ticks(&router) - before).max(1)
     };
     for algorithm in ["weighted-round-robin", "kv-aware"] {

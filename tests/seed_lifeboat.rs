@@ -1122,7 +1122,8 @@ mod weights {
                 assert!(server["drift"].as_f64().is_some_and(|drift| drift.abs() < 0.05), "{server:#}");
                 assert_eq!(server["drift_cause"], serde_json::Value::Null, "{server:#}");
             }
-            assert!(router.metrics().has("ringway_drift_ratio"), "{name}");
+            // For kv-aware, drift is no sign of trouble.
+            assert_eq!(router.metrics().has("ringway_drift_ratio"), name != "kv-aware", "{name}");
         }
     }
 

@@ -25,6 +25,9 @@ pub const TOUCH_RINGS_BYTES: usize = 64 << 20;
 /// Words of one shard's ring of touches to another: at least one touch of the largest size and some, at most half a MiB.
 pub const TOUCH_RING_WORDS_MIN: usize = 8 * 1024;
 pub const TOUCH_RING_WORDS_MAX: usize = 64 * 1024;
+/// Touches are applied once they are so old that every shard has the older ones: longer than a turn of a busy shard's loop, within
+/// which its clock stands still, and than a ring's delay.
+pub const TOUCH_SETTLE_MS: u64 = 10;
 /// A shard turns its timers, deltas and deadlines at least this often while it has work.
 pub const SHARD_TICK_MS: u64 = 5;
 /// How old another shard's load figures may be, ring delay aside.

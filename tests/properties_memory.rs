@@ -18,6 +18,8 @@ struct Model {
     capacity: usize,
     /// By identity: when it was last touched (stamp, then order of telling), and whom it is charged to.
     blocks: HashMap<u64, (Stamp, u64, ClientId)>,
+    /// Matches, and nothing else.
+    announced: BTreeSet<u64>,
     touches: u64,
     evicted: u64,
 }
@@ -35,13 +37,28 @@ impl Model {
         clients
     }
 
+    fn matches(&self, block: u64) -> bool {
+        self.blocks.contains_key(&block) || self.announced.contains(&block)
+    }
+
     fn matched(&self, blocks: &[u64]) -> u32 {
-        blocks.iter().take_while(|block| self.blocks.contains_key(block)).count() as u32
+        blocks.iter().take_while(|block| self.matches(**block)).count() as u32
+    }
+
+    fn announce(&mut self, blocks: &[u64]) -> u32 {
+        let matched = self.matched(blocks);
+        for block in blocks {
+            if self.capacity > 0 && self.announced.len() < self.capacity / 16 + 64 && !self.matches(*block) {
+                self.announced.insert(*block);
+            }
+        }
+        matched
     }
 
     fn record(&mut self, stamp: Stamp, client: ClientId, blocks: &[u64]) -> u32 {
         let blocks = &blocks[..blocks.len().min(TOUCH_BLOCKS_MAX)];
-        let matched = self.matched(blocks);
+        let matched = blocks.iter().take_while(|block| self.blocks.contains_key(block)).count() as u32;
+        self.announced.retain(|block| !blocks.contains(block));
         if self.capacity == 0 || blocks.is_empty() {
             return matched;
         }
@@ -97,14 +114,17 @@ impl Model {
 fn compare(memory: &PrefixMemory, server: BackendId, model: &Model, universe: &[u64]) {
     for block in universe {
         let held = memory.matched(server, &[*block]) == 1;
-        assert_eq!(held, model.blocks.contains_key(block), "block {block:#x}");
+        assert_eq!(held, model.matches(*block), "block {block:#x}");
     }
     let mut clients: Vec<_> =
         memory.clients(server).map(|(client, blocks)| (client, blocks as usize)).collect();
     clients.sort();
     assert_eq!(clients, model.clients().into_iter().collect::<Vec<_>>());
     let figures = memory.figures(server);
-    assert_eq!(figures.held as usize, model.blocks.len());
+    assert_eq!(
+        (figures.held as usize, figures.announced as usize),
+        (model.blocks.len(), model.announced.len())
+    );
     assert_eq!((figures.clients as usize, figures.evicted), (clients.len(), model.evicted));
 }
 
@@ -131,6 +151,7 @@ fn chain(family: u64, shared: usize, tail: u64, length: usize) -> Vec<u64> {
 #[derive(Clone, Debug)]
 enum Act {
     Record { server: u16, shard: u8, late: u64, client: u64, blocks: Vec<u64> },
+    Announce { server: u16, blocks: Vec<u64> },
     Drop { server: u16, late: u64, blocks: Vec<u64>, keep: usize },
     Capacity { server: u16, capacity: u32 },
     Forget { server: u16 },
@@ -163,6 +184,7 @@ fn act(servers: u16, clients: u64) -> impl Strategy<Value = Act> {
         20 => (0..servers, 0..3_u8, late.clone(), 0..clients, prompt()).prop_map(
             |(server, shard, late, client, blocks)| Act::Record { server, shard, late, client, blocks }
         ),
+        5 => (0..servers, prompt()).prop_map(|(server, blocks)| Act::Announce { server, blocks }),
         2 => (0..servers, late, prompt(), 0..10_usize)
             .prop_map(|(server, late, blocks, keep)| Act::Drop { server, late, blocks, keep }),
         1 => (0..servers, 0..50_u32).prop_map(|(server, capacity)| Act::Capacity { server, capacity }),
@@ -208,6 +230,12 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
                 );
                 *server
             }
+            Act::Announce { server, blocks } => {
+                universe.extend(blocks.iter().copied());
+                let matched = memory.announce(BackendId(*server), blocks);
+                assert_eq!(matched, models[*server as usize].announce(blocks));
+                *server
+            }
             Act::Drop { server, late, blocks, keep } => {
                 memory.drop_tail(stamp(late, 1), BackendId(*server), blocks, *keep as u32);
                 models[*server as usize].drop_tail(stamp(late, 1), blocks, *keep);
@@ -215,7 +243,11 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
             }
             Act::Capacity { server, capacity } => {
                 memory.configure(BackendId(*server), Some(POOL), *capacity);
-                models[*server as usize].capacity = *capacity as usize;
+                let model = &mut models[*server as usize];
+                if model.capacity != *capacity as usize {
+                    model.capacity = *capacity as usize;
+                    model.announced.clear();
+                }
                 models[*server as usize].evict(&[]);
                 *server
             }

@@ -12,6 +12,7 @@ mod payload;
 mod peers;
 mod process;
 mod record;
+mod replay;
 mod report;
 mod rig;
 mod ring;
@@ -39,6 +40,8 @@ enum Command {
     Backend(BackendArgs),
     /// Run the same load against direct, Ringway, HAProxy and nginx in turns, and compare.
     Compare(compare::CompareArgs),
+    /// Play recorded traces through routers to simulated engines, in simulated time, and compare cache hits, latency and balance.
+    Replay(replay::ReplayArgs),
 }
 
 #[derive(Args)]
@@ -68,6 +71,7 @@ fn main() -> std::process::ExitCode {
         Command::Load(args) => run_load::run(&args),
         Command::Backend(args) => serve(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Replay(args) => replay::run(&args),
     };
     match done {
         Ok(clean) if clean => std::process::ExitCode::SUCCESS,

@@ -124,7 +124,7 @@ pub fn load_average() -> f64 {
 }
 
 /// The command, with paths cut down to their last part: where things lie on one machine is of no use elsewhere.
-fn command_line(arguments: impl Iterator<Item = String>) -> String {
+pub fn command_line(arguments: impl Iterator<Item = String>) -> String {
     arguments
         .map(|argument| match Path::new(&argument).file_name() {
             Some(name) if argument.starts_with('/') => name.to_string_lossy().into_owned(),
@@ -134,7 +134,8 @@ fn command_line(arguments: impl Iterator<Item = String>) -> String {
         .join(" ")
 }
 
-fn commit() -> String {
+/// The commit checked out, and whether it is what was built from.
+pub fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

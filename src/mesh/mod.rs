@@ -27,8 +27,9 @@ use std::sync::Arc;
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
+use crate::clock::Nanos;
 use crate::limits::{CONTROL_RING_SLOTS, MESH_RING_SLOTS, SHARDS_MAX};
-use crate::proto::backend::prefix_memory::Touch;
+use crate::proto::backend::prefix_memory::{Touch, TouchStage};
 use crate::proto::dispatcher::Dispatcher;
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Message, Notice, Update, Urgency};
@@ -218,16 +219,19 @@ impl ShardPort {
         taken
     }
 
-    /// Tells every peer of a prompt: copied whole into its ring, or dropped and counted where there is no room. Wakes nobody but
-    /// sleepers whose ring is more than half full.
-    pub fn touch(&mut self, touch: &Touch) {
+    /// Tells every shard of a prompt, this one too: copied whole into each ring, or dropped for that peer and counted where there is
+    /// no room. False: this shard has not told itself (it is alone, or its ring to itself is full), and is to apply it at once. Wakes
+    /// nobody but sleepers whose ring is more than half full.
+    #[must_use]
+    pub fn touch(&mut self, touch: &Touch) -> bool {
         let wakers = &self.wakers;
-        self.touches.send(touch, |to| wakers[to.index()].wake());
+        self.touches.send(touch, |to| wakers[to.index()].wake())
     }
 
-    /// Hands every touch that has arrived to `take`, in the order of their stamps; returns how many.
-    pub fn poll_touches(&mut self, take: impl FnMut(ShardId, &Touch)) -> usize {
-        self.touches.poll(take)
+    /// Shows `take` every touch of a peer that has arrived since the last poll, then hands it every one that has settled, this shard's own
+    /// among them, in the order of their stamps; returns how many have settled. To be called on every tick, and before placing.
+    pub fn poll_touches(&mut self, now: Nanos, take: impl FnMut(ShardId, TouchStage, &Touch)) -> usize {
+        self.touches.poll(now, take)
     }
 
     /// What this shard told its peers of prompts.

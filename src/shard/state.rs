@@ -18,12 +18,12 @@ use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
-use crate::proto::backend::prefix_memory::{Stamp, Touch, TouchKind};
+use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
 use crate::proto::classify::caller::CallerRules;
 use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
-use crate::proto::ids::{BackendId, ClientId, GroupId, ShardId, Ticket};
+use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
@@ -272,14 +272,17 @@ impl Shard {
         counts.matched_blocks += u64::from(belief.matched);
         counts.total_blocks += prompt.blocks.len() as u64;
         drop(figures);
-        let Prompted { client, blocks, .. } = *prompt;
-        self.tell(&Touch { kind: TouchKind::Recorded, at: now, backend, client, blocks });
+        if self.shards > 1 && !prompt.blocks.is_empty() {
+            let kind = TouchKind::Recorded(prompt.client);
+            self.tell(&Touch { kind, at: now, backend, blocks: prompt.blocks });
+        }
         belief
     }
 
+    /// Tells all shards, and applies at once what this one could not tell itself.
     fn tell(&self, touch: &Touch<'_>) {
-        if self.shards > 1 && !touch.blocks.is_empty() {
-            self.port.borrow_mut().touch(touch);
+        if !self.port.borrow_mut().touch(touch) {
+            self.dispatcher.borrow_mut().handle_touch(self.id, TouchStage::Settled, touch);
         }
     }
 
@@ -290,10 +293,8 @@ impl Shard {
 
     /// What was dispatched to the server at `sent` never got there: it holds `keep` leading blocks of the prompt, as before.
     pub fn unsent(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
-        let stamp = Stamp { at: sent, shard: self.id };
-        self.dispatcher.borrow_mut().handle_unsent(stamp, backend, blocks, keep);
-        let (kind, client) = (TouchKind::Dropped, ClientId::default());
-        self.tell(&Touch { kind, at: sent, backend, client, blocks: &blocks[keep as usize..] });
+        let tail = &blocks[keep as usize..];
+        self.tell(&Touch { kind: TouchKind::Dropped(sent), at: self.now(), backend, blocks: tail });
     }
 
     /// The request has left the server: its permit is free.
@@ -351,8 +352,8 @@ impl Shard {
             Message::Socket { fd, .. } => adopt(fd),
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
         });
-        self.port.borrow_mut().poll_touches(|from, touch| {
-            self.dispatcher.borrow_mut().handle_touch(from, touch);
+        self.port.borrow_mut().poll_touches(now, |from, stage, touch| {
+            self.dispatcher.borrow_mut().handle_touch(from, stage, touch);
         });
         loop {
             let update = self.port.borrow_mut().poll_update();

@@ -11,14 +11,17 @@
 //! last. A prompt counts as used from its tail to its head, all of it at once: its missing blocks push out others, never its own
 //! head. Clients beyond one per eight blocks (at least 64) are charged together, as one: inventing more wins nothing further.
 //!
-//! Each shard has a replica and hears of the others' prompts as touches, with the stamp of the dispatch. The latest stamp
-//! decides a block's age and owner, in whatever order touches arrive; what was evicted in between is all that may differ.
+//! Each shard has a replica, and records every prompt that any shard sent, in the order of the stamps (see [`Touch`]). A stamp that comes
+//! late still finds its place: the latest decides a block's age and owner.
 //!
-//! *Invariant*: blocks per server never exceed its effective capacity, and [`PrefixMemory::bytes`] never `bytes_max`.
-//! *Bound and cost*: about 70 bytes per block and server (36 reserved with the first prompt, up to 29 in the index as it grows, up
-//! to 6 for clients); beyond 63 servers per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is
-//! cut by the same factor, a power of 15/16. A lookup and a recording are O(blocks), with any number of servers; no allocation per
-//! block. A change of capacities that are cut, and forgetting, take time in proportion to what is held (about 1 ms per 65,536 blocks).
+//! *Invariant*: blocks per server never exceed its effective capacity, those that are announced aside (a sixteenth and 64 more), and
+//! [`PrefixMemory::bytes`] never `bytes_max`, but for a moment while tables are made anew.
+//! *Bound and cost*: at most 69 bytes per block of capacity and server, and a few thousand per server and domain: 38 reserved with the
+//! first prompt (the system gives pages as they are written), up to 25 in the index as it grows, up to 6 for clients; beyond 31 servers
+//! per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is cut by the same factor, a power of 15/16. In
+//! instructions per block (`benches/memory.rs`): a lookup 37 whatever the number of servers, a recording of blocks that are held 34, of
+//! new ones that push out others about 300; no allocation per block. A change of capacities that are cut, and forgetting, take time in
+//! proportion to what is held (about 1 ms per 65,536 blocks).
 //! *Errors*: none; a server that was not configured remembers nothing.
 //! *Source*: the Lifeboat rules, sections 5.2 to 5.7.
 
@@ -36,7 +39,7 @@ pub use clients::CROWD;
 use holders::Holders;
 use index::{Index, Level};
 use server::{CAPACITY_MAX, ServerMemory};
-pub use touch::{Touch, TouchKind};
+pub use touch::{Touch, TouchKind, TouchStage};
 
 /// No node, no client.
 const NONE: u32 = u32::MAX;
@@ -74,6 +77,8 @@ pub struct MemoryFigures {
     /// May be remembered: as configured, or less where `bytes_max` or the engine's reports say so.
     pub capacity: u64,
     pub configured: u64,
+    /// Match already and wait to be recorded, beside what is held.
+    pub announced: u64,
     /// That own at least one block.
     pub clients: u64,
     /// Evicted since the server's memory last started empty.
@@ -267,6 +272,28 @@ impl PrefixMemory {
             + self.domains.iter().flatten().map(|domain| domain.index.bytes()).sum::<usize>()
     }
 
+    /// Finds which servers of the domain hold how many leading blocks, in one pass over the prompt whatever the number of
+    /// servers; [`PrefixMemory::matches`] then tells.
+    #[inline]
+    pub fn find_matches(&mut self, domain: PoolId, blocks: &[u64]) {
+        if let Some(Some(domain)) = self.domains.get_mut(domain.index()) {
+            let Domain { index, levels, .. } = &mut **domain;
+            index.lookup(blocks, levels);
+        }
+    }
+
+    /// What was found last: every server that holds the first block, longest match first, of equals those first that were configured
+    /// first. Costs only for those that are asked for.
+    pub fn matches(&self, domain: PoolId) -> impl Iterator<Item = Match> + Clone {
+        let domain = self.domains.get(domain.index()).and_then(Option::as_deref);
+        domain.into_iter().flat_map(|Domain { slots, levels, .. }| {
+            levels.iter().rev().flat_map(move |level| {
+                let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
+                backends.map(|backend| Match { backend, blocks: level.blocks })
+            })
+        })
+    }
+
     /// Puts every server of the domain that holds the first block into `out` (emptied first) with its number of matched
     /// leading blocks, longest first; of equals those first that were configured first. Beside the pass over the prompt,
     /// O(servers that match): see [`PrefixMemory::lookup_best`].
@@ -314,6 +341,13 @@ impl PrefixMemory {
         self.members.get(server.index()).and_then(Option::as_ref).map_or(0, |m| m.memory.matched(blocks))
     }
 
+    /// The server was sent this prompt, and it will be recorded when its touch has settled: until then the leading [`TOUCH_BLOCKS_MAX`] blocks match already. Says how many leading blocks matched before.
+    pub fn announce(&mut self, server: BackendId, blocks: &[u64]) -> u32 {
+        let blocks = &blocks[..blocks.len().min(TOUCH_BLOCKS_MAX)];
+        let Some((member, domain)) = self.member(server) else { return 0 };
+        member.memory.announce(&mut domain.index, member.slot, blocks)
+    }
+
     /// The server was sent this prompt, for `client`: its leading [`TOUCH_BLOCKS_MAX`] blocks are remembered, its head as the most
     /// recent of all, unless other touches are later. Says how many leading blocks were held before. The identities
     /// within a prompt differ from each other.
@@ -338,6 +372,7 @@ impl PrefixMemory {
             held: u64::from(member.memory.held()),
             capacity: u64::from(member.memory.limit()),
             configured: u64::from(member.configured),
+            announced: u64::from(member.memory.announced()),
             clients: member.memory.clients.len() as u64,
             evicted: member.memory.evicted,
         }
@@ -366,10 +401,10 @@ impl Cut {
     }
 }
 
-/// Effective capacities of a domain's servers together.
+/// Blocks that a domain's servers may hold together, announced ones included.
 fn domain_blocks(members: &[Option<Box<Member>>], pool: usize, cut: Cut) -> usize {
     let members = members.iter().flatten().filter(|member| member.domain.index() == pool);
-    members.map(|member| cut.of(member.configured) as usize).sum()
+    members.map(|member| ServerMemory::blocks_max(cut.of(member.configured))).sum()
 }
 
 /// Different sets of holders that are kept apart, where that takes memory: prompts share theirs in runs.

@@ -7,6 +7,7 @@
 
 pub mod body;
 pub mod caller;
+pub mod decode;
 pub mod endpoint;
 pub mod multipart;
 pub mod prompt;
@@ -15,6 +16,7 @@ mod simd;
 mod walk;
 
 pub use body::{Peek, peek, peek_prefix};
+pub use decode::{Decoded, decode};
 pub use endpoint::{Api, Endpoint};
 pub use multipart::peek_multipart;
 pub use prompt::{Prompt, PromptRules, Reading, read_prompt};

@@ -28,7 +28,7 @@ mod outline;
 use std::borrow::Cow;
 
 use super::Endpoint;
-use super::walk::{Stop, Walker, object, unescape};
+use super::walk::{Stop, Walker, is_plain, object, unescape};
 use blocks::Cutter;
 pub(super) use blocks::Keys;
 use outline::{Lead, Outline, Place, Section, Segment};
@@ -245,7 +245,7 @@ impl<'a> Walk<'a, '_> {
     #[inline]
     fn member(&mut self, walker: &mut Walker<'a>, key: &'a [u8]) -> Result<(), Stop> {
         let mut kind = top(self.endpoint, key);
-        if kind == Top::Other && key.contains(&b'\\') {
+        if kind == Top::Other && !is_plain(key) {
             // A key with a bad escape is nobody's.
             kind = unescape(key).map_or(Top::Other, |key| top(self.endpoint, &key));
         }

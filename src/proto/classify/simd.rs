@@ -197,14 +197,19 @@ mod x86 {
         }
         let mut rest = &bytes[start - 2..];
         while let Some(window) = rest.first_chunk::<130>() {
-            let (a, b) = (may_end::<0>(window), may_end::<1>(window));
-            let (c, d) = (may_end::<2>(window), may_end::<3>(window));
+            let (a, b) = (quotes::<0>(window), quotes::<1>(window));
+            let (c, d) = (quotes::<2>(window), quotes::<3>(window));
             let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-            // Out of line, for the sake of this loop: nearly always the string's last turn.
-            if _mm256_movemask_epi8(any) != 0
-                && let Some(quote) = first_that_ends(bytes, start, rest.len(), mask(a, b), mask(c, d))
-            {
-                return Some(quote);
+            if _mm256_movemask_epi8(any) != 0 {
+                let (a, b) = (may_end::<0>(window, a), may_end::<1>(window, b));
+                let (c, d) = (may_end::<2>(window, c), may_end::<3>(window, d));
+                let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+                // Out of line, for the sake of this loop: nearly always the string's last turn.
+                if _mm256_movemask_epi8(any) != 0
+                    && let Some(quote) = first_that_ends(bytes, start, rest.len(), mask(a, b), mask(c, d))
+                {
+                    return Some(quote);
+                }
             }
             rest = &rest[128..];
         }
@@ -229,19 +234,30 @@ mod x86 {
         None
     }
 
-    /// Marks the quotes among 32 of the bytes behind the first two of `window`, but for those with one backslash before
-    /// them: they end nothing. Where there are more, their number decides.
+    /// 32 bytes of `window` from the `INDEX`th of them on, and `OFFSET` more.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn may_end<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
-        const { assert!(INDEX < 4) };
-        let from = |offset: usize| {
-            // SAFETY: at most 3 * 32 + 2 + 32 bytes of the 130 are read up to, in any alignment.
-            unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + offset).cast()) }
-        };
-        let backslash = equal(from(1), b'\\');
-        let one = _mm256_andnot_si256(equal(from(0), b'\\'), backslash);
-        _mm256_andnot_si256(one, equal(from(2), b'"'))
+    fn of_window<const INDEX: usize, const OFFSET: usize>(window: &[u8; 130]) -> __m256i {
+        const { assert!((INDEX + 1) * 32 + OFFSET <= 130) };
+        // SAFETY: the load reads 32 bytes within `window`, as just asserted, in any alignment.
+        unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + OFFSET).cast()) }
+    }
+
+    /// Marks the quotes among 32 of the bytes behind the first two of `window`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn quotes<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
+        equal(of_window::<INDEX, 2>(window), b'"')
+    }
+
+    /// Those of the marked quotes that have not one backslash before them: with one they end nothing. Where there are more, their
+    /// number decides.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn may_end<const INDEX: usize>(window: &[u8; 130], quotes: __m256i) -> __m256i {
+        let backslash = equal(of_window::<INDEX, 1>(window), b'\\');
+        let one = _mm256_andnot_si256(equal(of_window::<INDEX, 0>(window), b'\\'), backslash);
+        _mm256_andnot_si256(one, quotes)
     }
 
     /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.

@@ -317,15 +317,20 @@ pub(super) fn spells_escaped(raw: &[u8], word: &[u8]) -> bool {
         && letters.next().is_none()
 }
 
+/// Whether the raw string holds neither escapes nor control characters.
+#[inline]
+pub(super) fn is_plain(raw: &[u8]) -> bool {
+    let (words, rest) = raw.as_chunks::<8>();
+    words.iter().all(|word| {
+        let word = u64::from_le_bytes(*word);
+        // Behind a byte below 0x20 there may be marks that are none; then there is one that is.
+        zero_bytes(word ^ (ONES * b'\\' as u64)) | (word.wrapping_sub(ONES * 0x20) & !word & HIGHS) == 0
+    }) && rest.iter().all(|byte| *byte >= 0x20 && *byte != b'\\')
+}
+
 /// A string's value. `None`: an escape or a control character that JSON does not allow.
 pub(super) fn unescape(raw: &[u8]) -> Option<Cow<'_, [u8]>> {
-    let (words, rest) = raw.as_chunks::<8>();
-    let plain_words = words.iter().all(|word| {
-        let word = u64::from_le_bytes(*word);
-        // The second is below 0x20; an escape or a byte like it only sends the word the long way.
-        zero_bytes(word ^ (ONES * b'\\' as u64)) | (word.wrapping_sub(ONES * 0x20) & !word & HIGHS) == 0
-    });
-    if plain_words && rest.iter().all(|byte| *byte >= 0x20 && *byte != b'\\') {
+    if is_plain(raw) {
         return Some(Cow::Borrowed(raw));
     }
     if raw.iter().any(|byte| *byte < 0x20) {

@@ -30,7 +30,7 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::prefix_memory::{Match, MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch};
+use super::backend::prefix_memory::{MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchStage};
 use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
@@ -211,8 +211,6 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     messages: VecDeque<(ShardId, Message, Urgency)>,
     memory: PrefixMemory,
-    /// Who holds how much of the prompt at hand; kept for its memory.
-    matches: Vec<Match>,
 }
 
 impl Dispatcher {
@@ -244,7 +242,6 @@ impl Dispatcher {
             events: VecDeque::new(),
             messages: VecDeque::new(),
             memory: PrefixMemory::new(options.kv_memory_bytes_max),
-            matches: Vec::new(),
         };
         dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
         dispatcher
@@ -331,9 +328,8 @@ impl Dispatcher {
         else {
             return Decision::Reject(Rejection::NoHealthyServer);
         };
-        self.matches.clear();
         if routed.algorithm == Algorithm::KvAware && !wanted.blocks.is_empty() {
-            self.memory.lookup(routed.pool, wanted.blocks, &mut self.matches);
+            self.memory.find_matches(routed.pool, wanted.blocks);
         }
         if self.home.is_some() {
             self.request_at_home(now, group, wanted)
@@ -347,7 +343,7 @@ impl Dispatcher {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
         let affinity =
-            Affinity { session: wanted.session, matches: &self.matches, blocks: wanted.blocks.len() as u32 };
+            Affinity { session: wanted.session, memory: &self.memory, blocks: wanted.blocks.len() as u32 };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);
@@ -478,8 +474,8 @@ impl Dispatcher {
     }
 
     /// A request of this shard was placed on that server of a kv-aware group, with that prompt of about `tokens` tokens:
-    /// it is remembered, and counted as work. Peers have to hear of it as a touch. The work ends with
-    /// [`Dispatcher::handle_prefilled`].
+    /// it is remembered, and counted as work, which ends with [`Dispatcher::handle_prefilled`]. Among several shards all have to
+    /// hear of it as a touch, this one too.
     pub fn handle_prompt(
         &mut self,
         now: Nanos,
@@ -487,8 +483,14 @@ impl Dispatcher {
         backend: BackendId,
         prompt: &Prompted<'_>,
     ) -> Belief {
-        let stamp = Stamp { at: now, shard: self.me };
-        let matched = self.memory.record(stamp, backend, prompt.client, prompt.blocks);
+        let matched = match self.shards {
+            1 => {
+                let stamp = Stamp { at: now, shard: self.me };
+                self.memory.record(stamp, backend, prompt.client, prompt.blocks)
+            }
+            // Recorded when its touch has settled, as on every shard.
+            _ => self.memory.announce(backend, prompt.blocks),
+        };
         let blocks = prompt.blocks.len() as u64;
         let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
         let work_tokens = prompt.tokens - held;
@@ -501,12 +503,6 @@ impl Dispatcher {
     /// each [`Dispatcher::handle_prompt`].
     pub fn handle_prefilled(&mut self, now: Nanos, backend: BackendId, work_tokens: u64) {
         self.table.end_prefill(now, backend, work_tokens);
-    }
-
-    /// A prompt dispatched at `stamp` never got to the server, of which it holds `keep` leading blocks. Peers have to hear of
-    /// it as a touch.
-    pub fn handle_unsent(&mut self, stamp: Stamp, backend: BackendId, blocks: &[u64], keep: u32) {
-        self.memory.drop_tail(stamp, backend, blocks, keep);
     }
 
     /// An engine reported that `cached` leading blocks of a prompt came from its cache, where `matched` were believed to. Far fewer:
@@ -526,9 +522,9 @@ impl Dispatcher {
         self.memory.narrow(backend, self.table.narrowed(backend));
     }
 
-    /// A peer's touch.
-    pub fn handle_touch(&mut self, from: ShardId, touch: &Touch<'_>) {
-        self.memory.hear(from, touch);
+    /// A touch of any shard.
+    pub fn handle_touch(&mut self, from: ShardId, stage: TouchStage, touch: &Touch<'_>) {
+        self.memory.hear(from, stage, touch);
     }
 
     /// What this shard remembers of a server's prompts.

@@ -11,7 +11,7 @@
 //! *Source*: our own, chosen by replaying recorded traffic.
 
 /// Dispatches after which one counts 1/e.
-const HORIZON: f64 = 4000.0;
+const HORIZON: f64 = 8192.0;
 /// Weight of a dispatch at which all is scaled back.
 const UNIT_MAX: f64 = 1e12;
 

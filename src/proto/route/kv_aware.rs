@@ -27,11 +27,13 @@ use crate::proto::backend::catalog::KvRules;
 /// Price of following a match to the busiest server of the window, in blocks.
 const LOAD_PRICE_BLOCKS: f64 = 32.0;
 /// Price of a server that got twice its share of requests, in blocks; in proportion.
-const SHARE_PRICE_BLOCKS: f64 = 8000.0;
-/// So far above its share costs nothing: as part of it, in an idle pool and in a busy one.
-const SHARE_FREE: (f64, f64) = (0.01, 0.03);
-/// Requests that are added to a fair share, so that the first few do not count as many; idle and busy.
-const SHARE_PRIOR: (f64, f64) = (16.0, 200.0);
+const SHARE_PRICE_BLOCKS: f64 = 4000.0;
+/// So far above its share costs nothing: as part of it, and in requests.
+const SHARE_FREE: f64 = 0.01;
+/// … in an idle pool and in a busy one.
+const SHARE_FREE_REQUESTS: (f64, f64) = (0.0, 4.0);
+/// Requests that are added to a fair share, so that the first few do not count as many.
+const SHARE_PRIOR: f64 = 16.0;
 /// Price of a server that got twice its share of uncached tokens, per block that is to be computed; in proportion.
 const WORK_PRICE: f64 = 30.0;
 /// So far above its share of work costs nothing: as part of it, and in tokens.
@@ -42,7 +44,7 @@ const WORK_FAIR_TOKENS_MIN: f64 = 100_000.0;
 /// The share's price is at most this many times the blocks to be computed …
 const IMMUNITY: f64 = 2.0;
 /// … and this for every request in flight on the average server.
-const BUSY_PRICE_BLOCKS: f64 = 64.0;
+const BUSY_PRICE_BLOCKS: f64 = 256.0;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
 const TOKENS_PER_REQUEST: f64 = 8192.0;
 
@@ -161,10 +163,10 @@ impl Scene<'_> {
 
     fn share_price(&self, slot: u16, computed: f64) -> f64 {
         let deviation = self.policy.balance.of(slot);
-        let busy = self.loads.mean.min(1.0);
-        let between = |(idle, full): (f64, f64)| idle + (full - idle) * busy;
-        let over = (deviation.requests - between(SHARE_FREE) * deviation.requests_fair).max(0.0);
-        let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + between(SHARE_PRIOR));
+        let (idle, full) = SHARE_FREE_REQUESTS;
+        let free = SHARE_FREE * deviation.requests_fair + idle + (full - idle) * self.loads.mean.min(1.0);
+        let over = (deviation.requests - free).max(0.0);
+        let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + SHARE_PRIOR);
         let over = (deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS).max(0.0);
         let work = WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);
         requests + work

@@ -2,7 +2,7 @@
 
 use super::wheel::Wheel;
 use crate::proto::backend::catalog::Algorithm;
-use crate::proto::backend::prefix_memory::Match;
+use crate::proto::backend::prefix_memory::PrefixMemory;
 use crate::proto::ids::BackendId;
 
 /// A server as an algorithm sees it: eligible, and with room.
@@ -22,13 +22,13 @@ pub struct Candidate {
 }
 
 /// What ties a request to some servers more than to others.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Affinity<'a> {
     /// The first eight bytes of the digest of its session's key.
     pub session: Option<u64>,
-    /// Servers that hold the beginning of its prompt, longest match first.
-    pub matches: &'a [Match],
-    /// Full blocks of its prompt.
+    /// The memory that was asked who holds the beginning of its prompt.
+    pub memory: &'a PrefixMemory,
+    /// Full blocks of its prompt; 0 when the memory was not asked.
     pub blocks: u32,
 }
 

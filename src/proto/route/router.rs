@@ -279,16 +279,18 @@ impl Router {
         fits: impl Fn(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
         let held = &self.groups[group.index()];
-        if affinity.matches.is_empty() || held.algorithm != Algorithm::KvAware {
+        if affinity.blocks == 0 || held.algorithm != Algorithm::KvAware {
             return None;
         }
+        let matches = affinity.memory.matches(held.pool);
+        matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
         let fitting = held.live.iter().filter_map(|slot| {
             let backend = held.candidates[*slot as usize];
             let row = table.row(backend);
             fits(backend, row).then(|| (row.weight, row.total()))
         });
         let loads = Loads::of(fitting)?;
-        let holders = affinity.matches.iter().filter_map(|found| {
+        let holders = matches.filter_map(|found| {
             let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
             let row = table.row(found.backend);
             fits(found.backend, row).then(|| candidate(found.backend, slot, row, found.blocks))

@@ -26,7 +26,7 @@ impl Set {
     pub(super) const fn is_empty(self) -> bool {
         self.0 == 0
     }
-    const fn single(slot: u16) -> Set {
+    pub(super) const fn single(slot: u16) -> Set {
         if slot < INLINE_SLOTS { Set(1 << slot) } else { Set(OTHER | slot as u32) }
     }
     /// The mask, where the set is written as one.
@@ -163,6 +163,7 @@ impl Holders {
         }
     }
 
+    #[inline(never)]
     fn changed(&mut self, set: Set, slot: u16, add: bool) -> Set {
         let step = if add { self.added } else { self.removed };
         let to = if step.from == set && step.slot == slot && !set.is_empty() {

@@ -36,7 +36,7 @@ pub(super) struct Level {
 impl Level {
     /// The slots, lowest first.
     #[inline]
-    pub(super) fn slots(self) -> impl Iterator<Item = u16> {
+    pub(super) fn slots(self) -> impl Iterator<Item = u16> + Clone {
         let Level { word, mut members, .. } = self;
         std::iter::from_fn(move || {
             let bit = members.trailing_zeros();
@@ -87,32 +87,30 @@ impl Part {
         Set::default()
     }
 
+    /// Room for an eighth more.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.resize(self.buckets.len() + (self.buckets.len() / 8).max(GROWTH_MIN));
+    }
+
     /// Room for `entries`, at least as many as are taken.
     fn resize(&mut self, entries: usize) {
         let old = std::mem::replace(&mut self.entries, Vec::with_capacity(entries));
         self.buckets = vec![NONE; entries].into_boxed_slice();
         self.free = NONE;
         for entry in old.into_iter().filter(|entry| !entry.holders.is_empty()) {
-            self.insert(entry.identity, entry.holders);
+            let bucket = self.bucket(entry.identity);
+            let next = self.buckets[bucket];
+            self.buckets[bucket] = self.push(Entry { next, ..entry });
         }
     }
 
-    #[inline]
-    fn insert(&mut self, identity: u64, holders: Set) {
-        let bucket = self.bucket(identity);
-        let entry = Entry { identity, holders, next: self.buckets[bucket] };
-        let at = self.free;
-        self.buckets[bucket] = match self.entries.get_mut(at as usize) {
-            Some(free) => {
-                self.free = free.next;
-                *free = entry;
-                at
-            }
-            None => {
-                self.entries.push(entry);
-                self.entries.len() as u32 - 1
-            }
-        };
+    #[cold]
+    #[inline(never)]
+    fn push(&mut self, entry: Entry) -> u32 {
+        self.entries.push(entry);
+        self.entries.len() as u32 - 1
     }
 }
 
@@ -157,7 +155,13 @@ impl Index {
     #[inline]
     pub(super) fn add(&mut self, identity: u64, slot: u16) {
         let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
-        let mut at = part.buckets.get(part.bucket(identity)).copied().unwrap_or(NONE);
+        // Full, or has no buckets yet.
+        if part.taken as usize == part.buckets.len() {
+            part.grow();
+        }
+        let bucket = part.bucket(identity);
+        let first = part.buckets[bucket];
+        let mut at = first;
         while let Some(entry) = part.entries.get_mut(at as usize) {
             if entry.identity == identity {
                 entry.holders = self.holders.with(entry.holders, slot);
@@ -165,11 +169,17 @@ impl Index {
             }
             at = entry.next;
         }
-        if part.taken as usize == part.buckets.len() {
-            part.resize(part.buckets.len() + (part.buckets.len() / 8).max(GROWTH_MIN));
-        }
+        let entry = Entry { identity, holders: Set::single(slot), next: first };
+        let at = part.free;
         part.taken += 1;
-        part.insert(identity, self.holders.with(Set::default(), slot));
+        part.buckets[bucket] = match part.entries.get_mut(at as usize) {
+            Some(free) => {
+                part.free = free.next;
+                *free = entry;
+                at
+            }
+            None => part.push(entry),
+        };
     }
 
     /// The server holds the block no more.
@@ -177,8 +187,9 @@ impl Index {
     pub(super) fn remove(&mut self, identity: u64, slot: u16) {
         let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
         let bucket = part.bucket(identity);
+        let Some(first) = part.buckets.get_mut(bucket) else { return };
         let mut before = NONE;
-        let mut at = part.buckets.get(bucket).copied().unwrap_or(NONE);
+        let mut at = *first;
         while let Some(entry) = part.entries.get_mut(at as usize) {
             if entry.identity != identity {
                 before = at;
@@ -192,7 +203,7 @@ impl Index {
                 part.taken -= 1;
                 match part.entries.get_mut(before as usize) {
                     Some(before) => before.next = next,
-                    None => part.buckets[bucket] = next,
+                    None => *first = next,
                 }
             }
             return;

@@ -164,12 +164,17 @@ fn memory_stays_within_its_bound() {
         for i in 0..20_000_u64 {
             let blocks = chain(i / 3, 1 + i % 12);
             let server = BackendId((i * 7 % u64::from(servers)) as u16);
+            if i % 3 != 0 {
+                memory.announce(server, &blocks);
+            }
+            if i % 50 == 1 {
+                continue;
+            }
             memory.record(at(i, 0), server, ClientId(if i % 4 == 0 { i } else { i % 10 }), &blocks);
             most = most.max(memory.bytes());
             if i == 15_000 {
                 // One leaves, and the others may have more.
                 memory.configure(BackendId(0), None, capacity);
-                assert!(memory.bytes() <= most);
             }
         }
         assert!(most <= bytes_max.max(30_000), "{most} bytes of {bytes_max}, {servers} servers");

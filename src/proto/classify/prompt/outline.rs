@@ -121,9 +121,10 @@ fn member(kind: Kind, key: &[u8]) -> (Shape, u8) {
         b"type" => (Ignored, 0),
         b"id" if kind == Kind::Message => (Ignored, 0),
         b"id" => (Known, 10),
-        b"name" => (Known, 11),
+        // Behind the content: most clients write it there, and a body in part may hold no more than the content.
+        b"name" => (Known, 45),
         b"tool_call_id" | b"tool_use_id" | b"call_id" => (Known, 12),
-        b"description" => (Known, 13),
+        b"description" => (Known, 46),
         b"function" => (Known, 14),
         b"reasoning_content" | b"reasoning" | b"thinking" | b"summary" => (Known, 30),
         b"refusal" => (Known, 50),

@@ -20,3 +20,17 @@ fn searches_agree_with_a_byte_loop_at_every_offset() {
     assert_eq!(find_quote(b"########\"\"##", 0), Some(8));
     assert_eq!(find_structural(b"....y_Y\x7f~|z\\{", 0), Some(12));
 }
+
+#[test]
+fn plain_strings_are_told_from_others_at_every_offset() {
+    for len in 0..20 {
+        for at in 0..len {
+            for byte in 0..=255 {
+                let mut raw = vec![b'a'; len];
+                raw[at] = byte;
+                assert_eq!(is_plain(&raw), byte >= 0x20 && byte != b'\\', "{byte} at {at} of {len}");
+            }
+        }
+        assert!(is_plain(&vec![0xff; len]));
+    }
+}

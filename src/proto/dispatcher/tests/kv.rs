@@ -1,5 +1,5 @@
 use super::*;
-use crate::proto::backend::prefix_memory::TouchKind;
+use crate::proto::backend::prefix_memory::{TouchKind, TouchStage};
 
 const C: BackendId = BackendId(2);
 const CLIENT: ClientId = ClientId(7);
@@ -31,13 +31,22 @@ impl Net {
     fn send(&mut self, shard: usize, backend: BackendId, blocks: &[u64]) -> Belief {
         let prompt = Prompted { client: CLIENT, blocks, tokens: 64 * blocks.len() as u64 };
         let belief = self.shards[shard].handle_prompt(self.now, GROUP, backend, &prompt);
-        let touch = Touch { kind: TouchKind::Recorded, at: self.now, backend, client: CLIENT, blocks };
-        for (peer, dispatcher) in self.shards.iter_mut().enumerate() {
-            if peer != shard {
-                dispatcher.handle_touch(ShardId(shard as u8), &touch);
-            }
+        if self.shards.len() > 1 {
+            let touch = Touch { kind: TouchKind::Recorded(CLIENT), at: self.now, backend, blocks };
+            self.touch(shard, &touch);
         }
         belief
+    }
+}
+
+impl Net {
+    fn touch(&mut self, from: usize, touch: &Touch<'_>) {
+        for (shard, dispatcher) in self.shards.iter_mut().enumerate() {
+            if shard != from {
+                dispatcher.handle_touch(ShardId(from as u8), TouchStage::Arrived, touch);
+            }
+            dispatcher.handle_touch(ShardId(from as u8), TouchStage::Settled, touch);
+        }
     }
 }
 
@@ -167,7 +176,8 @@ fn a_prompt_that_never_got_there_is_not_remembered() {
     net.send(0, A, &blocks[..8]);
     let belief = net.send(0, A, &blocks);
     assert_eq!(belief.matched, 8);
-    net.shards[0].handle_unsent(Stamp { at: net.now, shard: ShardId(0) }, A, &blocks, belief.matched);
+    let tail = &blocks[belief.matched as usize..];
+    net.touch(0, &Touch { kind: TouchKind::Dropped(net.now), at: net.now, backend: A, blocks: tail });
     assert_eq!(net.send(0, A, &blocks).matched, 8);
 }
 

@@ -1,0 +1,8 @@
+//! `cargo +nightly fuzz run prompt`
+#![no_main]
+
+#[path = "../invariants_classify.rs"]
+#[allow(dead_code, reason = "each target uses its part")]
+mod invariants;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| invariants::prompt(data));

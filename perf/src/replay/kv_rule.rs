@@ -1,0 +1,291 @@
+//! Ringway's `kv-aware` with every number of its rule open, for sweeps.
+//!
+//! The rule. *Load* is requests in flight; the *window* holds the servers whose load is at most the least load + slack, slack =
+//! max(abs, rel × least). A match is useful in the window when it is at least `min_match` blocks after its price is paid: for load
+//! (none at the window's near end, `load_price` at its far end), for the server's requests above its fair share lately, and for its
+//! prompt work above its fair share, in proportion to what this request would add. Of the longest match after price, and those as long,
+//! the server with least load takes it, waiting prompt tokens included. Where all servers hold a useful match and no price can be
+//! paid, the least busy in the window takes it. Otherwise weighted round-robin, whose wheel hits do not turn.
+//!
+//! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
+
+use std::cmp::Reverse;
+
+use ringway::proto::backend::catalog::KvRules;
+
+use super::lru::Lru;
+use super::policy::{Arrival, Books, Policy, Verdict};
+use super::trace::{BLOCK_TOKENS, Request};
+
+/// The router's blocks in one of the trace's.
+const ROUTER_BLOCKS: f64 = 8.0;
+
+/// Where a request without a useful match goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// In turn, blind to load.
+    RoundRobin,
+    /// To the least busy, waiting prompt tokens included.
+    LeastBusy,
+}
+
+/// The rule's numbers; prices and matches in the router's blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Numbers {
+    pub slack_abs: f64,
+    pub slack_rel: f64,
+    pub min_match: f64,
+    /// The router's memory per server, over the engine's cache.
+    pub memory: f64,
+    pub load_price: f64,
+    /// For twice the fair share of requests.
+    pub share_price: f64,
+    /// Requests above the fair share that cost nothing: as part of it, and, in a pool with a request in flight on the average server
+    /// (in proportion below), as such.
+    pub share_free: f64,
+    pub share_free_requests: f64,
+    /// Requests that are added to a fair share, so that the first few do not count as many.
+    pub share_prior: f64,
+    /// The share's price is at most this many times the blocks to be computed, and …
+    pub immunity: f64,
+    /// … this for every request in flight on the average server.
+    pub busy_price: f64,
+    /// Per block to be computed, for twice the fair share of work.
+    pub work_price: f64,
+    pub work_free: f64,
+    pub work_free_tokens: f64,
+    /// Dispatches after which one counts 1/e.
+    pub horizon: f64,
+    /// Prompt tokens waiting that weigh as much as a request in flight.
+    pub request_tokens: f64,
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        let rules = KvRules::default();
+        Numbers {
+            slack_abs: rules.affinity_slack_abs,
+            slack_rel: rules.affinity_slack_rel,
+            min_match: rules.min_match_blocks.into(),
+            memory: 1.0,
+            load_price: 32.0,
+            share_price: 4000.0,
+            share_free: 0.01,
+            share_free_requests: 4.0,
+            share_prior: 16.0,
+            immunity: 2.0,
+            busy_price: 256.0,
+            work_price: 30.0,
+            work_free: 0.03,
+            work_free_tokens: 50_000.0,
+            horizon: 8192.0,
+            request_tokens: 8192.0,
+        }
+    }
+}
+
+impl Numbers {
+    /// What of them is configuration.
+    pub fn rules(&self) -> KvRules {
+        KvRules {
+            affinity_slack_abs: self.slack_abs,
+            affinity_slack_rel: self.slack_rel,
+            min_match_blocks: self.min_match as u32,
+            ..KvRules::default()
+        }
+    }
+
+    /// The router's memory of one server, in blocks of the trace, for an engine's cache of that many.
+    pub fn memory_blocks(&self, cache_blocks: usize) -> usize {
+        (cache_blocks as f64 * self.memory).round() as usize
+    }
+
+    /// Sets a number by its field's name.
+    pub fn set(&mut self, name: &str, value: f64) -> Result<(), String> {
+        let place = match name {
+            "slack_abs" => &mut self.slack_abs,
+            "slack_rel" => &mut self.slack_rel,
+            "min_match" => &mut self.min_match,
+            "memory" => &mut self.memory,
+            "load_price" => &mut self.load_price,
+            "share_price" => &mut self.share_price,
+            "share_free" => &mut self.share_free,
+            "share_free_requests" => &mut self.share_free_requests,
+            "share_prior" => &mut self.share_prior,
+            "immunity" => &mut self.immunity,
+            "busy_price" => &mut self.busy_price,
+            "work_price" => &mut self.work_price,
+            "work_free" => &mut self.work_free,
+            "work_free_tokens" => &mut self.work_free_tokens,
+            "horizon" => &mut self.horizon,
+            "request_tokens" => &mut self.request_tokens,
+            _ => {
+                return Err(format!(
+                    "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
+                     share_free_requests, share_prior, immunity, \
+                     busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                ));
+            }
+        };
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(format!("{name} {value}: expected a number of at least 0"));
+        }
+        *place = value;
+        Ok(())
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct KvRule {
+    numbers: Numbers,
+    miss: Miss,
+    /// Looks into the engines' caches instead of its own memory.
+    sees_caches: bool,
+    books: Books,
+    memory: Vec<Lru>,
+    next: usize,
+    /// Above the fair share, per server, and all dispatches; forgetting.
+    requests_over: Vec<f64>,
+    work_over: Vec<f64>,
+    requests: f64,
+    work: f64,
+}
+
+impl KvRule {
+    pub fn new(
+        numbers: Numbers,
+        miss: Miss,
+        servers: usize,
+        requests: usize,
+        memory_blocks: usize,
+        distinct_blocks: usize,
+    ) -> KvRule {
+        KvRule {
+            numbers,
+            miss,
+            sees_caches: false,
+            books: Books::new(servers, requests),
+            memory: vec![Lru::new(memory_blocks, distinct_blocks); servers],
+            next: 0,
+            requests_over: vec![0.0; servers],
+            work_over: vec![0.0; servers],
+            requests: 0.0,
+            work: 0.0,
+        }
+    }
+
+    /// The same rule with perfect knowledge of the moment.
+    pub fn seeing_caches(mut self) -> KvRule {
+        self.sees_caches = true;
+        self
+    }
+
+    fn load(&self, server: usize) -> f64 {
+        self.books.servers[server].in_flight as f64
+    }
+
+    fn busy(&self, server: usize) -> f64 {
+        let tokens = self.books.servers[server].prefill_tokens as f64;
+        self.load(server) + if tokens > 0.0 { tokens / self.numbers.request_tokens } else { 0.0 }
+    }
+
+    fn least_busy(&self, servers: impl Iterator<Item = usize>) -> Option<usize> {
+        servers.min_by(|&a, &b| {
+            self.busy(a)
+                .total_cmp(&self.busy(b))
+                .then_with(|| self.requests_over[a].total_cmp(&self.requests_over[b]))
+        })
+    }
+
+    /// The price of the server's share, in router blocks.
+    fn share_price(&self, server: usize, to_compute: f64, load_mean: f64) -> f64 {
+        let n = &self.numbers;
+        let servers = self.memory.len() as f64;
+        let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
+        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
+        let requests = self.requests_over[server] - free;
+        let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
+        n.share_price * requests.max(0.0) / (fair_requests + n.share_prior)
+            + n.work_price * to_compute * work.max(0.0) / fair_work.max(100_000.0)
+    }
+
+    /// The server that affinity decides for; `matched` in blocks of the trace.
+    fn holder(&self, request: &Request, matched: &[usize]) -> Option<usize> {
+        let n = &self.numbers;
+        // Longest match first: of equals in all else it wins.
+        let mut order: Vec<usize> = (0..matched.len()).collect();
+        order.sort_by_key(|&server| Reverse(matched[server]));
+        let servers = || order.iter().copied();
+        let least = servers().map(|server| self.load(server)).fold(f64::INFINITY, f64::min);
+        let mean = servers().map(|server| self.load(server)).sum::<f64>() / matched.len() as f64;
+        let slack = n.slack_abs.max(n.slack_rel * least);
+        let in_window = |server: &usize| self.load(*server) <= least + slack;
+        let useful = |server: &usize| matched[*server] as f64 * ROUTER_BLOCKS >= n.min_match.max(1.0);
+        let worth = |server: usize| {
+            let to_compute = (request.blocks.len() - matched[server]) as f64 * ROUTER_BLOCKS;
+            let most = n.immunity * to_compute + n.busy_price * mean;
+            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute, mean).min(most)
+        };
+        let load_price = |server: usize| {
+            let above = self.load(server) - least;
+            if above > 0.0 { n.load_price * above / slack } else { 0.0 }
+        };
+        let top = servers()
+            .filter(in_window)
+            .filter(useful)
+            .map(|server| (worth(server) - load_price(server), server))
+            .filter(|&(net, _)| net >= n.min_match)
+            .reduce(|best, next| if next.0 > best.0 { next } else { best });
+        match top {
+            Some((_, top)) => self.least_busy(servers().filter(in_window).filter(|&server| {
+                server == top || (matched[server] == matched[top] && worth(server) >= n.min_match)
+            })),
+            None if servers().all(|server| useful(&server)) => self.least_busy(servers().filter(in_window)),
+            None => None,
+        }
+    }
+
+    fn note(&mut self, server: usize, tokens: f64) {
+        let keep = (-1.0 / self.numbers.horizon).exp();
+        let share = 1.0 / self.memory.len() as f64;
+        for (i, (requests, work)) in self.requests_over.iter_mut().zip(&mut self.work_over).enumerate() {
+            let mine = if i == server { 1.0 } else { 0.0 };
+            *requests = *requests * keep + mine - share;
+            *work = *work * keep + (mine - share) * tokens;
+        }
+        self.requests = self.requests * keep + 1.0;
+        self.work = self.work * keep + tokens;
+    }
+}
+
+impl Policy for KvRule {
+    fn arrive(&mut self, arrival: Arrival<'_>, verdicts: &mut Vec<Verdict>) {
+        let request = arrival.request;
+        let matched: Vec<usize> = if self.sees_caches {
+            arrival.engines.iter().map(|engine| engine.cached(request)).collect()
+        } else {
+            self.memory.iter().map(|memory| memory.matched(&request.blocks)).collect()
+        };
+        let server = self.holder(request, &matched).unwrap_or_else(|| match self.miss {
+            Miss::RoundRobin => {
+                let server = self.next;
+                self.next = (server + 1) % matched.len();
+                server
+            }
+            Miss::LeastBusy => self.least_busy(0..matched.len()).expect("there are servers"),
+        });
+        self.memory[server].touch(&request.blocks);
+        let tokens = (request.prompt_tokens as f64 - (matched[server] as u64 * BLOCK_TOKENS) as f64).max(0.0);
+        self.note(server, tokens);
+        verdicts.push(self.books.dispatch(arrival.id, server, request, matched[server]));
+    }
+
+    fn first_token(&mut self, _now: u64, id: usize, _cached_blocks: usize) {
+        self.books.first_token(id);
+    }
+
+    fn finish(&mut self, _now: u64, id: usize, _verdicts: &mut Vec<Verdict>) {
+        self.books.finish(id);
+    }
+}

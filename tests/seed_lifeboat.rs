@@ -1173,9 +1173,10 @@ mod weights {
         for _ in 0..200 {
             assert_eq!(server(&client.post(CHAT, &chat("m", "x"))), "wide");
         }
-        let server = entry(&router, "narrow", |server| server["drift_cause"] != serde_json::Value::Null);
+        // (The second in which it came up, and was not eligible yet, counts against it, too: the cause is what lasts.)
+        let server =
+            entry(&router, "narrow", |server| server["drift_cause"].to_string().contains("capacity"));
         assert!(server["drift"].as_f64().is_some_and(|drift| drift < -0.5), "{server:#}");
-        assert!(server["drift_cause"].to_string().contains("capacity"), "{server:#}");
         gate.open();
         for client in &mut holders {
             client.response();

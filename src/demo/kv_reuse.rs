@@ -15,13 +15,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::client::Client;
 use super::report::{percent, table};
 use super::router::{Options, Router};
-use super::{Progress, Stop, engine_name};
+use super::{Progress, Stop, engine_name, pause};
 use crate::engine::scheduler::Rates;
 use crate::engine::text::mix;
 use crate::engine::{self, EngineHandle, EngineOptions};
@@ -38,6 +39,9 @@ const CACHED_PROMPTS: usize = 5;
 const PROMPT_BYTES: usize = 6_000;
 const BLOCK_TOKENS: usize = 16;
 const OUTPUT_TOKENS: u32 = 4;
+/// Shards have heard of the servers by then, as a rule.
+const HEARD: Duration = Duration::from_millis(100);
+const HEARD_TRIES: u32 = 20;
 /// What KV-aware routing has to reach: cached share in percent, and the busier engine's requests.
 const REUSE_PERCENT_MIN: f64 = 78.0;
 const BUSIER_MAX: usize = 25;
@@ -214,9 +218,10 @@ fn run_row(
         true => Stop::Interrupted,
         false => Stop::Failed(text),
     };
-    let options = Options { max_concurrency: 32, algorithm: Some(plan.algorithm) };
+    let options = Options { max_concurrency: 32, algorithm: Some(plan.algorithm), probed: false };
     let mut router = Router::start(backends, options, interrupted)
         .map_err(|text| ended(format!("router with {}: {text}", plan.algorithm)))?;
+    pause(HEARD);
     let numbers = sequence(plan.order);
     let next = AtomicUsize::new(0);
     let row = Mutex::new(Row { split: vec![0; backends.len()], ..Row::default() });
@@ -257,7 +262,17 @@ fn work(
     let mut client = Client::connect(router)?;
     while !interrupted.load(Ordering::Relaxed) {
         let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-        let answer = client.post("/v1/chat/completions", &body(model, set, *number))?;
+        let request = body(model, set, *number);
+        let mut answer = client.post("/v1/chat/completions", &request)?;
+        // Of a shard that is slower to hear of the servers than we waited.
+        for _ in 0..HEARD_TRIES {
+            if answer.head.field("x-lifeboat-server").is_some() || interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+            pause(HEARD);
+            client = Client::connect(router)?;
+            answer = client.post("/v1/chat/completions", &request)?;
+        }
         if answer.status() != 200 {
             let text: String = answer.text().chars().take(200).collect();
             return Err(io::Error::other(format!("status {}: {text}", answer.status())));

@@ -115,7 +115,7 @@ fn tour(requests: usize, interrupted: &AtomicBool, progress: &mut Progress) -> R
         true => Stop::Interrupted,
         false => Stop::Failed(text),
     };
-    let options = Options { max_concurrency: SLOTS, algorithm: None };
+    let options = Options { max_concurrency: SLOTS, algorithm: None, probed: true };
     let mut router =
         Router::start(&backends, options, interrupted).map_err(|text| ended(format!("router: {text}")))?;
 

@@ -35,6 +35,9 @@ pub struct Options {
     /// Requests that each server takes at once.
     pub max_concurrency: usize,
     pub algorithm: Option<&'static str>,
+    /// Short requests are sent first, until all are served. Without them the first requests of the caller may meet a shard
+    /// that has not heard of the servers yet, but find wheels that have not turned.
+    pub probed: bool,
 }
 
 /// A running router.
@@ -47,6 +50,7 @@ pub struct Router {
     pub admin: SocketAddr,
     /// A model that all servers serve.
     pub model: String,
+    probed: bool,
 }
 
 impl Router {
@@ -88,7 +92,14 @@ impl Router {
         let log = keep_log(&mut child);
         let stdout = child.stdout.take().expect("piped above");
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut router = Router { child, log, address: nowhere, admin: nowhere, model: String::new() };
+        let mut router = Router {
+            child,
+            log,
+            address: nowhere,
+            admin: nowhere,
+            model: String::new(),
+            probed: options.probed,
+        };
         let told = read_lines(stdout).and_then(|(address, admin)| {
             router.address = address;
             router.admin = admin;
@@ -140,13 +151,8 @@ impl Router {
                         Some(model) => self.model = model.clone(),
                         None => return Err(format!("the engines have no model in common: {models:?}")),
                     }
-                    // Once more after a moment: what the first probes met while shards heard of the servers one by one has
-                    // left the wheels uneven, and a few more turns make up for it.
-                    let again = || {
-                        pause(Duration::from_millis(25));
-                        self.serves()
-                    };
-                    match self.serves().and_then(|()| again()) {
+                    let served = if self.probed { self.serves() } else { Ok(()) };
+                    match served {
                         Ok(()) => return Ok(()),
                         Err(error) => last = error.to_string(),
                     }

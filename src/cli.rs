@@ -13,9 +13,11 @@ use clap::{Args, Parser, Subcommand};
 use crate::proto::config::{Override, Settings};
 
 mod engine;
+mod operator;
 mod serve;
 
 pub use engine::{ENGINE_HELP, EngineArgs};
+pub use operator::{AdminArgs, DrainArgs, StatusArgs};
 pub use serve::ServeArgs;
 
 /// Exit codes of the process.
@@ -36,6 +38,8 @@ Examples:
   ringway serve --backend http://127.0.0.1:8001 --backend http://127.0.0.1:8002
   ringway check ringway.toml
   ringway serve --config ringway.toml
+  ringway status
+  ringway drain gpu0
 
 Exit codes:
   0  done
@@ -45,7 +49,7 @@ Exit codes:
 
 /// Front router for LLM inference engines: one pinned io_uring thread per core
 #[derive(Debug, Parser)]
-#[command(name = "ringway", version, after_help = EXAMPLES, propagate_version = true, disable_help_subcommand = true)]
+#[command(name = "ringway", version, after_help = EXAMPLES, propagate_version = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -74,10 +78,13 @@ pub enum Command {
     Engine(EngineArgs),
     /// Stargate's command line (not in this version)
     Stargate(LaterArgs),
-    /// Show a running router's state (not in this version)
-    Status(LaterArgs),
-    /// Drain a server of a running router (not in this version)
-    Drain(LaterArgs),
+    /// Show a running router's state
+    Status(StatusArgs),
+    /// Take a server of a running router out of service, and wait until nothing runs on it
+    #[command(long_about = "Take a server of a running router out of service.\n\n\
+        Its weight becomes 0: it gets no new requests, and those that run on it finish. Returns when none is left. To bring it \
+        back: PATCH /admin/v1/servers/NAME with {\"weight\":1}.")]
+    Drain(DrainArgs),
     /// Look at this host for what slows a router down (not in this version)
     Doctor(LaterArgs),
 }
@@ -91,15 +98,36 @@ pub struct CheckArgs {
     pub file: PathBuf,
 }
 
+const DEMO_HELP: &str = "\
+Examples:
+  ringway demo
+  ringway demo --requests 500 --quiet
+  ringway demo --experiment kv-reuse
+  ringway demo --experiment kv-reuse --backend http://127.0.0.1:8201 --backend http://127.0.0.1:8202
+
+Experiments:
+  kv-reuse   nine distinct prompts, two engines whose caches hold about five each, 45 requests: how they are split and how much
+             of the prompts is found in the caches, by weighted round-robin and by kv-aware routing, in turn and shuffled
+
+Exit codes:
+  0  done
+  1  wrong usage, or an experiment's figures were missed
+  2  something could not start, or a request failed
+  3  interrupted";
+
 /// `ringway demo`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Examples:\n  ringway demo\n  ringway demo --requests 500 --quiet")]
+#[command(after_help = DEMO_HELP)]
 pub struct DemoArgs {
-    /// Which experiment to show instead of the general tour (none in this version)
+    /// An experiment to run instead of the general tour: kv-reuse
     #[arg(long, value_name = "NAME")]
     pub experiment: Option<String>,
-    /// Requests to send
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// With an experiment: an engine of your own, in place of the simulated ones; repeat it for each of two or more
+    #[arg(long, value_name = "URL", requires = "experiment")]
+    pub backend: Vec<String>,
+    /// Requests to send on the tour
+    #[arg(long, value_name = "N", default_value_t = 200, conflicts_with = "experiment",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub requests: u32,
     /// Only the closing table, no progress
     #[arg(long)]
@@ -155,12 +183,8 @@ fn load(file: &Path, overrides: &[Override]) -> Result<Settings, String> {
     let folder = folder
         .canonicalize()
         .map_err(|error| format!("ringway: {shown}: its folder cannot be found: {error}"))?;
-    let mut settings =
-        Settings::parse(&text, &folder, overrides).map_err(|faults| listed(&shown, &faults.to_string()))?;
-    settings
-        .load_keys(|path| std::fs::read_to_string(path).map_err(|error| error.to_string()))
-        .map_err(|faults| listed(&shown, &faults.to_string()))?;
-    Ok(settings)
+    let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| error.to_string());
+    Settings::load(&text, &folder, overrides, read).map_err(|faults| listed(&shown, &faults.to_string()))
 }
 
 /// Faults under a line that says where they are.

@@ -12,6 +12,7 @@
 //! * [`control`]: health checks, models, admin listener, metrics, signals: all that is not on a request's path.
 //! * [`serve`], [`runtime`], [`log`]: what joins them into a process.
 //! * [`cli`]: the command line, which ends in [`proto::config::Settings`].
+//! * [`operator`]: the commands that talk to a running router.
 //! * [`engine`] and [`demo`]: a simulated engine, and the guided first run.
 //!
 //! *Invariant*: [`proto`], [`limits`] and the `Nanos` type touch no socket, no clock and no thread. They build without
@@ -33,6 +34,8 @@ pub mod engine;
 pub mod log;
 #[cfg(feature = "io")]
 pub mod mesh;
+#[cfg(feature = "io")]
+pub mod operator;
 #[cfg(feature = "io")]
 pub mod runtime;
 #[cfg(feature = "io")]

@@ -12,6 +12,8 @@ pub const TRAILER_BYTES_MAX: usize = 16 * 1024;
 pub const SHARDS_MAX: usize = 256;
 /// Servers of a process: `BackendId` is 16 bits and one value is kept free.
 pub const BACKENDS_MAX: usize = 65_535;
+/// Groups of servers up to which live changes may make new ones: ids are never reused, and each shard keeps every group.
+pub const GROUPS_MAX: usize = 16 * 1024;
 /// Slots of one shard-to-shard ring. Full: permit messages wait at the sender, load deltas are dropped (they are absolute).
 pub const MESH_RING_SLOTS: usize = 1024;
 /// Slots of each ring between the control thread and a shard.

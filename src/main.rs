@@ -23,9 +23,9 @@ fn main() -> ExitCode {
         Command::Check(args) => cli::check(args),
         Command::Demo(args) => ringway::demo::run(args),
         Command::Engine(args) => ringway::engine::run(args),
-        Command::Stargate(_) | Command::Status(_) | Command::Drain(_) | Command::Doctor(_) => {
-            cli::not_in_this_version(&command)
-        }
+        Command::Status(args) => ringway::operator::status(args),
+        Command::Drain(args) => ringway::operator::drain(args),
+        Command::Stargate(_) | Command::Doctor(_) => cli::not_in_this_version(&command),
     };
     ExitCode::from(code)
 }

@@ -2,6 +2,7 @@
 //!
 //! *Errors*: whatever keeps the router from starting ends it with exit code 2, what it was and what to do about it.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::control::signals::Signals;
 use crate::control::{self, Options};
 use crate::limits::SHARDS_MAX;
 use crate::mesh;
+use crate::proto::classify::caller::CallerRules;
 use crate::proto::config::{self, Cores, HalfClose, Settings};
 use crate::proto::dispatcher::DispatcherOptions;
 use crate::proto::http1::HeadLimits;
@@ -68,6 +70,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
 
     let catalog = settings.catalog();
     let limits = session_limits(settings, cores.len());
+    let kv_memory_bytes_max = usize::try_from(settings.limits.kv_memory_bytes_max).unwrap_or(usize::MAX);
     let health = &settings.health;
     for (index, ((core, port), listeners)) in cores.iter().zip(ports).zip(per_shard).enumerate() {
         let options = ShardOptions {
@@ -86,6 +89,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
                 bench_after: health.bench_after,
                 bench_ms: health.bench_ms,
                 bench_max_ms: health.bench_max_ms,
+                kv_memory_bytes_max: kv_memory_bytes_max / cores.len(),
                 ..DispatcherOptions::default()
             },
             catalog: catalog.clone(),
@@ -162,6 +166,12 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
             u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX),
             settings.headers.prefix.as_bytes(),
         ),
+        caller: CallerRules::new(
+            &settings.headers.prefix,
+            settings.digest_secret.as_ref().map(|secret| secret.0.as_bytes()),
+        ),
+        // The standard library seeds its hashers from the system's randomness.
+        prompt_seed: RandomState::new().build_hasher().finish(),
         body_bytes_max: limits.body_bytes_max,
         classify_bytes_max: bytes(limits.classify_bytes_max.min(limits.replay_bytes_max)),
         buffered_bytes_max: bytes(limits.buffered_bytes_max) / shards,

@@ -1,5 +1,6 @@
 //! `ringway check`, the other commands' ends, and exit codes: the real binary, run as an operator runs it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -79,9 +80,55 @@ fn a_good_file_prints_as_the_effective_file_that_prints_as_itself() {
     assert_eq!((code(&again), stdout(&again), stderr(&again)), (0, text, ""), "from another folder too");
 }
 
+/// CONFIGURATION.md names every key that there is, and no other, each with its true default.
+#[test]
+fn the_table_of_keys_is_true() {
+    fn walk(value: &toml::Value, path: &str, found: &mut BTreeMap<String, String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (key, value) in table {
+                    walk(value, &if path.is_empty() { key.clone() } else { format!("{path}.{key}") }, found);
+                }
+            }
+            toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
+                items.iter().for_each(|item| walk(item, path, found));
+            }
+            other => drop(found.insert(path.to_owned(), other.to_string())),
+        }
+    }
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/CONFIGURATION.md")).unwrap();
+    let mut told = BTreeMap::new();
+    let mut sections: Vec<String> = Vec::new();
+    for line in text.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            let names = heading.split('`').skip(1).step_by(2);
+            sections = names.map(|name| name.trim_matches(['[', ']']).to_owned()).collect();
+        } else if let Some(row) = line.strip_prefix("| `") {
+            let (key, rest) = row.split_once("` | ").expect("a key");
+            let default = rest.split(" | ").next().unwrap();
+            // A default in words has no value to compare.
+            let default = default.strip_prefix('`').map_or("", |text| text.trim_end_matches('`'));
+            for section in &sections {
+                assert_eq!(told.insert(format!("{section}.{key}"), default.to_owned()), None, "{key} twice");
+            }
+        }
+    }
+    let plain = "[[pool]]\n[[pool.server]]\nurl = \"http://h:1\"\n[[server]]\nurl = \"http://h:2\"\n";
+    let folder = folder(&[("r.toml", plain)]);
+    let output = ringway(folder.path(), &["check", "r.toml"], &[]);
+    let mut true_ones = BTreeMap::new();
+    walk(&toml::Value::Table(stdout(&output).parse().unwrap()), "", &mut true_ones);
+    for server in ["server", "pool.server"] {
+        for key in ["name", "url"] {
+            true_ones.insert(format!("{server}.{key}"), String::new());
+        }
+    }
+    assert_eq!(told, true_ones);
+}
+
 #[test]
 fn every_fault_comes_at_once_and_nothing_on_stdout() {
-    let text = "[limits]\nconnections_max = 0\n[[pool]]\nalgorithm = \"kv-aware\"\n\
+    let text = "[limits]\nconnections_max = 0\n[[pool]]\nalgorithm = \"pulsar\"\n\
                 [[pool.server]]\nurl = \"https://h\"\n[[pool.server]]\nurl = \"http://h:1\"\nweigth = 2\n";
     let folder = folder(&[("r.toml", text)]);
     let output = ringway(folder.path(), &["check", "r.toml"], &[]);
@@ -90,7 +137,7 @@ fn every_fault_comes_at_once_and_nothing_on_stdout() {
     assert_eq!(lines[0], "r.toml: 4 faults");
     for (line, path) in lines[1..].iter().zip([
         "limits.connections_max: 0: expected a whole number from 1 to 10000000",
-        "pool[0].algorithm: \"kv-aware\": not in this version; expected ",
+        "pool[0].algorithm: \"pulsar\": not in this version; expected ",
         "pool[0].server[0].url: \"https://h\": https is not in this version; ",
         "pool[0].server[1].weigth: 2: unknown key; nearest known key: \"weight\"",
     ]) {
@@ -189,13 +236,9 @@ fn usage_faults_end_with_one() {
 
 #[test]
 fn commands_of_later_versions_say_so() {
-    for arguments in [
-        &["stargate"][..],
-        &["stargate", "--stargate-id", "x", "--listen-addr=1"],
-        &["status"],
-        &["drain", "gpu0"],
-        &["doctor", "--help"],
-    ] {
+    for arguments in
+        [&["stargate"][..], &["stargate", "--stargate-id", "x", "--listen-addr=1"], &["doctor", "--help"]]
+    {
         let output = ringway(Path::new("."), arguments, &[]);
         assert_eq!((code(&output), stdout(&output)), (1, ""), "{arguments:?}");
         assert!(
@@ -229,6 +272,8 @@ fn help_is_an_answer_and_tells_the_exit_codes() {
         ("check", &["effective configuration", "path: value: what was expected", "Example"]),
         ("engine", &["without a model", "--decode-tps", "Faults:", "Examples"]),
         ("demo", &["--requests", "Examples"]),
+        ("status", &["RINGWAY_ADMIN", "--json", "Exit codes"]),
+        ("drain", &["RINGWAY_ADMIN", "--timeout-ms", "Exit codes", "weight"]),
     ] {
         let help = ringway(Path::new("."), &[command, "--help"], &[]);
         assert_eq!(code(&help), 0);
@@ -236,6 +281,10 @@ fn help_is_an_answer_and_tells_the_exit_codes() {
             assert!(stdout(&help).contains(word), "{command}: {word}");
         }
     }
+    let spelt_out = ringway(Path::new("."), &["help"], &[]);
+    assert_eq!((code(&spelt_out), stdout(&spelt_out)), (0, stdout(&help)));
+    let of_one = ringway(Path::new("."), &["help", "drain"], &[]);
+    assert!(code(&of_one) == 0 && stdout(&of_one).contains("--timeout-ms"), "{}", stdout(&of_one));
     let version = ringway(Path::new("."), &["--version"], &[]);
     assert_eq!((code(&version), stdout(&version)), (0, concat!("ringway ", env!("CARGO_PKG_VERSION"), "\n")));
 }

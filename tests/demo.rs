@@ -144,8 +144,9 @@ fn a_router_that_dies_is_told_in_words() {
 }
 
 #[test]
-fn an_unknown_experiment_is_refused() {
+fn an_unknown_experiment_is_refused_and_the_known_ones_are_named() {
     let output = demo(&["--experiment", "nine"]).output().expect("ran");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("--experiment nine"), "{}", text(&output.stderr));
+    let said = text(&output.stderr);
+    assert!(said.contains("--experiment nine: expected one of: kv-reuse"), "{said}");
 }

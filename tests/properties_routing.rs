@@ -52,6 +52,8 @@ fn candidates(weights: &[f64], in_flight: &[u32], shown: &[usize]) -> Vec<Candid
         slot: *i as u16,
         weight: fixed_weight(weights[*i]),
         in_flight: in_flight[*i],
+        matched: 0,
+        prefill_tokens: 0,
     };
     shown.iter().map(one).collect()
 }

@@ -323,3 +323,35 @@ fn unread_bytes_do_not_cost_the_last_answer() {
     assert_eq!(router.wait_exit(seconds(5)), Some(0), "{}", router.log());
     assert_eq!(engine.request_count(), 10, "what came behind was not begun");
 }
+
+/// A stop that is forced by the drain limit says so: neither the request that runs nor the one that waits hears that the
+/// server failed, and the place that the first one leaves starts nothing.
+#[test]
+fn a_forced_stop_says_so_to_whoever_it_cuts() {
+    let engine = Engine::start(|exchange| {
+        exchange.read_body()?;
+        exchange.wait_close(seconds(20));
+        Ok(Next::Close)
+    });
+    let mut router = Setup::new()
+        .shards(1)
+        .limit("drain_settle_ms = 100")
+        .limit("drain_timeout_ms = 400")
+        .server("a", &engine, &["max_concurrency = 1"])
+        .start();
+    let (mut running, mut waiting) = (router.client(), router.client());
+    running.send(&request("POST", CHAT, &[], &chat("m", "runs")));
+    engine.wait_requests(1);
+    waiting.send(&request("POST", CHAT, &[], &chat("m", "waits")));
+    router.wait_metric("ringway_queue_depth", &[], 1.0, seconds(5));
+    router.signal(libc::SIGTERM);
+    for client in [&mut running, &mut waiting] {
+        let response = client.response();
+        assert_eq!(
+            (response.status, response.lifeboat("Reject-Reason").as_deref()),
+            (503, Some("shutting_down"))
+        );
+    }
+    assert_eq!(router.wait_exit(seconds(5)), Some(3));
+    assert_eq!(engine.request_count(), 1, "nothing was started by the stop");
+}

@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("demo", &["limits", "clock", "proto", "runtime", "engine", "demo", "cli"]),
     ("log", &["proto"]),
     ("cli", &["limits", "proto"]),
+    ("operator", &["cli", "demo::client"]),
     ("serve", &["limits", "clock", "proto", "mesh", "runtime", "shard", "control", "cli", "log"]),
 ];
 /// Files that join the rooms.

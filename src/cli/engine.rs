@@ -57,8 +57,8 @@ Examples:
   ringway engine --listen 127.0.0.1:8002 --fault status:code=503,retry_after_s=1,probability=0.1
 
 Endpoints: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/messages,
-/v1/messages/count_tokens, /rerank, /tokenize; GET /v1/models, /health, /metrics (vLLM's names), /version;
-GET /stats (what the engine counted, JSON), GET, POST, DELETE /fault.
+/v1/messages/count_tokens, /rerank, /tokenize, /generate (SGLang's), /inference/v1/generate (vLLM's); GET /v1/models,
+/health, /metrics (vLLM's names), /version; GET /stats (what the engine counted, JSON), GET, POST, DELETE /fault.
 
 Faults: --fault KIND[:key=value,...] at start (repeatable), the request header `X-Engine-Fault: KIND[:...]` for one request,
 or while running POST /fault {\"kind\":...,\"key\":...} to arm, GET /fault to list, DELETE /fault to clear.

@@ -28,7 +28,7 @@ pub struct ServeArgs {
         help_heading = "Servers"
     )]
     pub backend: Vec<String>,
-    /// How each pool picks a server: weighted-round-robin (default) or least-connections
+    /// How each pool picks a server: weighted-round-robin (default), least-connections, sticky-session or kv-aware
     #[arg(long, value_name = "NAME", env = "RINGWAY_ALGORITHM", help_heading = "Servers")]
     pub algorithm: Option<String>,
     /// When all servers are full: queue (default), reject, or unlimited, which ignores ceilings

@@ -1,8 +1,8 @@
 //! The admin listener: health, readiness, metrics, state and configuration of this process, over HTTP/1.1.
 //!
-//! *Invariant*: nothing here changes anything in this version: what would is answered 501. No secret is in any answer.
+//! *Invariant*: only `PATCH` and `POST` change anything, and never for a page of another origin. No secret is in any answer.
 //! *Bound and cost*: [`CONNECTIONS_MAX`] connections, one task each; heads of [`HEAD_BYTES_MAX`], request bodies of
-//! [`BODY_BYTES_MAX`] which are read and dropped; [`IDLE_MS`] to send a head or to take an answer in.
+//! [`BODY_BYTES_MAX`], dropped where nothing asks for them; [`IDLE_MS`] to send a head or to take an answer in.
 //! *Errors*: 400, 413, 414, 431 as the heads' parser says; 404 and 405 name what there is; 503 over the connection limit.
 //! *Source*: the configuration reference, admin API; RFC 9110 sections 9.3.2, 15.5.6.
 
@@ -22,6 +22,8 @@ use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, Reque
 use crate::runtime;
 
 mod page;
+mod servers;
+mod show;
 
 pub use page::Answer;
 
@@ -97,21 +99,63 @@ async fn converse<P: Port>(shared: &Shared<P>, mut stream: TcpStream, busy: bool
             let answer = Answer::error(row.status, row.reason, error.what);
             return part(stream, &answer, Method::Get).await;
         }
-        let answer = page::answer(shared, &head, &received).await;
-        // A client that waits for 100 gets its final answer instead; its body may or may not follow, so the connection
-        // cannot go on.
-        let mut keep_alive = head.keep_alive && !head.expect_continue && !shared.draining();
-        if keep_alive {
-            let body = received.split_off(head.head_len);
-            match skip_body(&mut stream, BodyReader::new(head.framing), body).await? {
-                Some(rest) => received = rest,
-                None => keep_alive = false,
+        let reader = BodyReader::new(head.framing);
+        let (answer, rest) = if page::takes_body(&head, &received) {
+            let pending = received[head.head_len..].to_vec();
+            if head.expect_continue && pending.is_empty() {
+                timed(stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec())).await?.0?;
             }
-        }
+            match take_body(&mut stream, reader, pending).await? {
+                Ok((body, rest)) => (page::answer(shared, &head, &received, &body).await, Some(rest)),
+                Err(answer) => (answer, None),
+            }
+        } else {
+            let answer = page::answer(shared, &head, &received, b"").await;
+            // A client that waits for 100 gets its final answer instead; its body may or may not follow, so the
+            // connection cannot go on.
+            match head.keep_alive && !head.expect_continue && !shared.draining() {
+                true => {
+                    let body = received.split_off(head.head_len);
+                    (answer, skip_body(&mut stream, reader, body).await?)
+                }
+                false => (answer, None),
+            }
+        };
+        let keep_alive = head.keep_alive && rest.is_some() && !shared.draining();
+        received = rest.unwrap_or_default();
         if !keep_alive {
             return part(stream, &answer, head.method).await;
         }
         write(&mut stream, &answer, head.method, true).await?;
+    }
+}
+
+/// Reads a request's body to its end; returns it and what follows it. The inner error is the answer to a body that cannot be
+/// taken; the connection has to go then.
+async fn take_body(
+    stream: &mut TcpStream,
+    mut reader: BodyReader,
+    mut pending: Vec<u8>,
+) -> io::Result<Result<(Vec<u8>, Vec<u8>), Answer>> {
+    let mut body = Vec::new();
+    loop {
+        while !pending.is_empty() && !reader.is_done() {
+            let Ok(decoded) = reader.decode(&pending) else {
+                return Ok(Err(Answer::error(400, "bad_request", "the body is malformed")));
+            };
+            body.extend_from_slice(&pending[decoded.data]);
+            pending.drain(..decoded.consumed);
+        }
+        if body.len() > BODY_BYTES_MAX {
+            let message = format!("the body is over {BODY_BYTES_MAX} bytes");
+            return Ok(Err(Answer::error(413, "body_too_large", &message)));
+        }
+        if reader.is_done() {
+            return Ok(Ok((body, pending)));
+        }
+        if !read(stream, &mut pending).await? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
     }
 }
 

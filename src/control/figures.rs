@@ -5,8 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::proto::account::drift::Drift;
 use crate::proto::backend::catalog::{Catalog, RoutingMode};
+use crate::proto::backend::grouping::MIXED;
+use crate::proto::backend::prefix_memory::MemoryFigures;
 use crate::proto::error::Rejection;
+use crate::proto::ids::{BackendId, ClientId};
 use crate::proto::message::UpstreamFault;
 use crate::proto::report::{ShardReport, Times};
 
@@ -22,6 +26,7 @@ pub struct Standing {
 /// One server over all shards. The order of the rows is the catalog's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerRow {
+    pub id: BackendId,
     pub name: Box<str>,
     pub url: Box<str>,
     /// Name of its pool; its own name where it stands alone.
@@ -33,6 +38,8 @@ pub struct ServerRow {
     pub standing: Standing,
     pub weight: f64,
     pub max_concurrency: u32,
+    pub max_input_tokens: u32,
+    pub tier: Box<str>,
     pub models: Option<Vec<Box<str>>>,
     pub in_flight: u64,
     pub dispatched: u64,
@@ -40,18 +47,27 @@ pub struct ServerRow {
     pub retries: u64,
     pub faults: [u64; UpstreamFault::ALL.len()],
     pub connections: u64,
-    /// Part of its pool's dispatches, 0 to 1; `None` before the first.
-    pub share: Option<f64>,
-    /// Part of its pool's weight, 0 to 1; `None` where the pool's weights are all 0.
-    pub weight_share: Option<f64>,
+    /// Its share of its pool's requests lately, and how far that is from its weight.
+    pub drift: Drift,
+    pub kv: KvRow,
 }
 
-impl ServerRow {
-    /// `share / weight_share − 1`; for weight 0 the share itself; `None` where either is unknown.
-    pub fn drift(&self) -> Option<f64> {
-        let (share, weight_share) = (self.share?, self.weight_share?);
-        Some(if weight_share > 0.0 { share / weight_share - 1.0 } else { share })
-    }
+/// What prefixes did for one server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KvRow {
+    /// Blocks that its engine's cache is taken to hold.
+    pub capacity_blocks: u32,
+    /// Who says so, one word; `None`: its prefixes are not remembered.
+    pub source: Option<&'static str>,
+    /// Of the shard whose replica holds most; replicas don't add up.
+    pub memory: MemoryFigures,
+    /// Of the same shard: the largest owners of blocks, where there are several.
+    pub clients: Vec<(ClientId, u32)>,
+    pub prefix_matched: u64,
+    pub prefix_total: u64,
+    pub reported_prompt_tokens: u64,
+    pub reported_cached_tokens: u64,
+    pub predicted_cached_tokens: u64,
 }
 
 /// One pool.
@@ -72,6 +88,9 @@ pub struct ShardRow {
     pub active: u32,
     pub finished: u64,
     pub mesh_lag_ns: u64,
+    pub touches_sent: u64,
+    pub touches_dropped: u64,
+    pub touch_bytes: u64,
 }
 
 /// See the module's text.
@@ -121,7 +140,8 @@ impl Figures {
                 } else {
                     "up"
                 };
-                let row = ServerRow {
+                ServerRow {
+                    id: BackendId(index as u16),
                     name: server.name.clone(),
                     url: server.url.clone(),
                     pool: pool.clone(),
@@ -130,6 +150,8 @@ impl Figures {
                     standing,
                     weight: server.weight,
                     max_concurrency: server.max_concurrency,
+                    max_input_tokens: server.max_input_tokens,
+                    tier: server.tier.clone(),
                     models: server.models.clone(),
                     in_flight: 0,
                     dispatched: 0,
@@ -137,15 +159,13 @@ impl Figures {
                     retries: 0,
                     faults: [0; UpstreamFault::ALL.len()],
                     connections: 0,
-                    share: None,
-                    weight_share: None,
-                };
-                (index, row)
+                    drift: Drift::default(),
+                    kv: KvRow { capacity_blocks: server.kv_capacity_blocks, ..KvRow::default() },
+                }
             },
         );
-        let (indices, servers): (Vec<usize>, Vec<ServerRow>) = servers.unzip();
         let mut figures = Figures {
-            servers,
+            servers: servers.collect(),
             pools,
             shards: Vec::new(),
             rejections: [0; Rejection::ALL.len()],
@@ -156,15 +176,25 @@ impl Figures {
             overhead: Times::default(),
         };
         for report in reports.iter().flatten() {
-            figures.add(report, &indices);
+            figures.add(report);
         }
-        figures.set_shares();
+        figures.hide_idle_mixed(catalog);
         figures
     }
 
-    fn add(&mut self, report: &ShardReport, indices: &[usize]) {
-        for (row, index) in self.servers.iter_mut().zip(indices) {
-            let Some(server) = report.servers.get(*index) else { continue };
+    /// Takes out the built-in pool `mixed` while nothing can be placed or waits in it. Built-in pools come after those that
+    /// servers belong to, so their indices stay.
+    fn hide_idle_mixed(&mut self, catalog: &Catalog) {
+        let Some(index) = catalog.pools.iter().position(|pool| &*pool.name == MIXED) else { return };
+        let in_use = catalog.routes.iter().any(|route| route.pool.index() == index);
+        if !in_use && self.pools[index].queued == 0 {
+            self.pools.remove(index);
+        }
+    }
+
+    fn add(&mut self, report: &ShardReport) {
+        for row in &mut self.servers {
+            let Some(server) = report.servers.get(row.id.index()) else { continue };
             row.in_flight += u64::from(server.in_flight);
             row.dispatched += server.dispatched;
             row.retries += server.retries;
@@ -174,6 +204,15 @@ impl Figures {
             }
             for (mine, theirs) in row.faults.iter_mut().zip(&server.faults) {
                 *mine += theirs;
+            }
+            row.kv.prefix_matched += server.prefix_matched;
+            row.kv.prefix_total += server.prefix_total;
+            row.kv.reported_prompt_tokens += server.reported_prompt_tokens;
+            row.kv.reported_cached_tokens += server.reported_cached_tokens;
+            row.kv.predicted_cached_tokens += server.predicted_cached_tokens;
+            if server.memory.held >= row.kv.memory.held {
+                row.kv.memory = server.memory;
+                row.kv.clients.clone_from(&server.clients);
             }
         }
         for (pool, queued) in self.pools.iter_mut().zip(&report.queued) {
@@ -194,19 +233,10 @@ impl Figures {
             active: report.active,
             finished: report.finished,
             mesh_lag_ns: report.mesh_lag_ns,
+            touches_sent: report.touches_sent,
+            touches_dropped: report.touches_dropped,
+            touch_bytes: report.touch_bytes,
         });
-    }
-
-    fn set_shares(&mut self) {
-        for pool in 0..self.pools.len() {
-            let members = || self.servers.iter().filter(|row| row.pool_index == Some(pool));
-            let dispatched: u64 = members().map(|row| row.dispatched).sum();
-            let weight: f64 = members().map(|row| row.weight).sum();
-            for row in self.servers.iter_mut().filter(|row| row.pool_index == Some(pool)) {
-                row.share = (dispatched > 0).then(|| row.dispatched as f64 / dispatched as f64);
-                row.weight_share = (weight > 0.0).then(|| row.weight / weight);
-            }
-        }
     }
 }
 
@@ -222,7 +252,8 @@ const fn mode_name(mode: RoutingMode) -> &'static str {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::proto::backend::catalog::{Address, Algorithm, Pool, Server};
+    use crate::proto::backend::catalog::{Address, Algorithm, KvRules, Pool, Server};
+    use crate::proto::backend::grouping::rebuild_groups;
     use crate::proto::ids::{PoolId, ShardId};
     use crate::proto::report::ServerFigures;
 
@@ -237,7 +268,11 @@ pub mod tests {
             pool: pool.map(PoolId),
             weight,
             weight_text: weight.to_string().into(),
+            affinity_weight: 1.0,
             max_concurrency: 32,
+            max_input_tokens: 0,
+            tier: "".into(),
+            kv_capacity_blocks: 1,
             api_key: None,
             models: Some(Vec::new()),
             removed: false,
@@ -251,6 +286,7 @@ pub mod tests {
             routing_mode: RoutingMode::Queue,
             queue_size: 10,
             queue_timeout_ms: 1000,
+            kv: KvRules::default(),
         }
     }
 
@@ -311,28 +347,57 @@ pub mod tests {
     }
 
     #[test]
-    fn shares_are_taken_within_the_pool() {
-        let figures = sample();
-        let [gpu0, gpu1, spare] = &figures.servers[..] else { panic!("three servers") };
-        assert_eq!((gpu0.share, gpu0.weight_share, gpu0.drift()), (Some(0.75), Some(0.75), Some(0.0)));
-        assert_eq!((gpu1.share, gpu1.weight_share), (Some(0.25), Some(0.25)));
-        assert_eq!((spare.share, spare.weight_share, spare.drift()), (None, None, None));
-        assert_eq!(&*spare.pool, "spare");
-    }
-
-    #[test]
-    fn the_drift_of_weight_zero_is_its_share() {
-        let catalog = Catalog {
-            servers: vec![server("a", Some(0), 0.0), server("b", Some(0), 1.0)],
+    fn the_mixed_pool_shows_while_something_is_in_it() {
+        let mut catalog = Catalog {
+            servers: vec![server("a", Some(0), 1.0), server("b", None, 1.0)],
             pools: vec![pool("p")],
             ..Catalog::default()
         };
-        let mut report = ShardReport::new(ShardId(0));
-        let figures = |dispatched| ServerFigures { dispatched, ..ServerFigures::default() };
-        report.servers = vec![figures(1), figures(3)];
-        let sum = Figures::sum(&catalog, &[Standing::default(); 2], &[Some(Box::new(report))]);
-        assert_eq!(sum.servers[0].drift(), Some(0.25));
-        assert_eq!(sum.servers[1].drift(), Some(-0.25));
+        rebuild_groups(&mut catalog);
+        let pools = |catalog: &Catalog, queued: &[u32]| {
+            let mut report = ShardReport::new(ShardId(0));
+            report.queued = queued.to_vec();
+            let figures = Figures::sum(catalog, &[], &[Some(Box::new(report))]);
+            figures.pools.iter().map(|pool| pool.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(pools(&catalog, &[0, 0]), ["p", MIXED]);
+        catalog.servers[1].removed = true;
+        rebuild_groups(&mut catalog);
+        assert_eq!(pools(&catalog, &[0, 1]), ["p", MIXED], "some request still waits there");
+        assert_eq!(pools(&catalog, &[1, 0]), ["p"]);
+    }
+
+    #[test]
+    fn replicas_of_a_memory_are_not_added_up() {
+        let catalog = Catalog {
+            servers: vec![server("a", Some(0), 1.0)],
+            pools: vec![pool("p")],
+            ..Catalog::default()
+        };
+        let report = |shard, held, clients: &[(u64, u32)]| {
+            let mut report = ShardReport::new(ShardId(shard));
+            let memory = MemoryFigures {
+                held,
+                capacity: 100,
+                clients: clients.len() as u64,
+                ..MemoryFigures::default()
+            };
+            let clients = clients.iter().map(|(id, blocks)| (ClientId(*id), *blocks)).collect();
+            report.servers = vec![ServerFigures {
+                prefix_matched: 3,
+                prefix_total: 5,
+                memory,
+                clients,
+                ..ServerFigures::default()
+            }];
+            Some(Box::new(report))
+        };
+        let reports = [report(0, 7, &[(1, 4), (2, 3)]), report(1, 9, &[(2, 5), (1, 4)]), report(2, 8, &[])];
+        let kv = &Figures::sum(&catalog, &[Standing::default()], &reports).servers[0].kv;
+        assert_eq!((kv.prefix_matched, kv.prefix_total), (9, 15));
+        assert_eq!((kv.memory.held, kv.memory.clients), (9, 2));
+        assert_eq!(kv.clients, [(ClientId(2), 5), (ClientId(1), 4)]);
+        assert_eq!(kv.capacity_blocks, 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::figures::Figures;
+use super::figures::{Figures, ServerRow};
 use crate::proto::error::Rejection;
 use crate::proto::message::UpstreamFault;
 use crate::proto::report::{BUCKETS_NS, Times};
@@ -113,6 +113,52 @@ impl Writer<'_> {
             times.count(),
             &buckets,
             None,
+        )
+    }
+}
+
+impl Writer<'_> {
+    /// What prefixes did.
+    fn prefixes(&mut self, servers: &[ServerRow]) -> Result<(), Error> {
+        self.counters(
+            "ringway_prefix_blocks",
+            "Prefix blocks of the prompts sent to a server: taken for cached there, and all.",
+            servers.iter().flat_map(|row| {
+                [("matched", row.kv.prefix_matched), ("total", row.kv.prefix_total)]
+                    .map(|(kind, blocks)| ([("server", &*row.name), ("kind", kind)], blocks))
+            }),
+        )?;
+        let mut tokens = |name, help, of: fn(&ServerRow) -> u64| {
+            self.counters(name, help, servers.iter().map(|row| ([("server", &*row.name)], of(row))))
+        };
+        tokens(
+            "ringway_reported_prompt_tokens",
+            "Prompt tokens of the answers in which an engine reported cached tokens.",
+            |row| row.kv.reported_prompt_tokens,
+        )?;
+        tokens("ringway_reported_cached_tokens", "What the engine had cached of them.", |row| {
+            row.kv.reported_cached_tokens
+        })?;
+        tokens("ringway_predicted_cached_tokens", "What was foretold as cached of them.", |row| {
+            row.kv.predicted_cached_tokens
+        })?;
+        let remembered = || servers.iter().filter(|row| row.kv.source.is_some());
+        let mut gauges = |name, help, of: fn(&ServerRow) -> u64| {
+            self.gauges(name, help, remembered().map(|row| ([("server", &*row.name)], of(row))))
+        };
+        gauges("ringway_memory_blocks", "Prefix blocks that a server is remembered to hold.", |row| {
+            row.kv.memory.held
+        })?;
+        gauges("ringway_memory_capacity_blocks", "Prefix blocks that may be remembered.", |row| {
+            row.kv.memory.capacity
+        })?;
+        gauges("ringway_memory_clients", "Clients that own at least one remembered block.", |row| {
+            row.kv.memory.clients
+        })?;
+        self.counters(
+            "ringway_memory_evicted_blocks",
+            "Remembered blocks that made room for others since the memory last started empty.",
+            remembered().map(|row| ([("server", &*row.name)], row.kv.memory.evicted)),
         )
     }
 }
@@ -223,6 +269,28 @@ impl Collector for Page {
             "ringway_notices_dropped",
             "Log notices lost because a shard's ring to the control thread was full.",
             figures.notices_dropped,
+        )?;
+        page.gauges(
+            "ringway_drift_ratio",
+            "Share of the pool's requests over the last minute, over the share of its weight, minus 1; the share itself at weight 0.",
+            servers.iter().filter_map(|row| {
+                Some(([("pool", &*row.pool), ("server", &*row.name)], row.drift.drift.filter(|_| row.drift.judged)?))
+            }),
+        )?;
+        page.prefixes(servers)?;
+        page.counters(
+            "ringway_touches",
+            "Uses of remembered prefixes told to the other shards, one count per shard told.",
+            [
+                ("sent", figures.shards.iter().map(|row| row.touches_sent).sum::<u64>()),
+                ("dropped", figures.shards.iter().map(|row| row.touches_dropped).sum()),
+            ]
+            .map(|(kind, touches)| ([("kind", kind)], touches)),
+        )?;
+        page.counter(
+            "ringway_touch_bytes",
+            "Bytes that telling them took.",
+            figures.shards.iter().map(|row| row.touch_bytes).sum(),
         )
     }
 }
@@ -231,6 +299,8 @@ impl Collector for Page {
 mod tests {
     use super::*;
     use crate::control::figures::tests::sample;
+    use crate::proto::account::drift::Drift;
+    use crate::proto::backend::prefix_memory::MemoryFigures;
 
     fn has(page: &str, line: &str) {
         assert!(page.lines().any(|l| l == line), "no line {line:?} on the page:\n{page}");
@@ -270,6 +340,42 @@ mod tests {
     }
 
     #[test]
+    fn prefixes_and_drift_have_their_lines() {
+        let mut figures = sample();
+        figures.servers[1].drift = Drift { drift: Some(-0.25), judged: true, ..Drift::default() };
+        figures.servers[2].drift = Drift { drift: Some(0.5), ..Drift::default() };
+        let kv = &mut figures.servers[0].kv;
+        kv.source = Some("default");
+        (kv.prefix_matched, kv.prefix_total) = (6, 10);
+        (kv.reported_prompt_tokens, kv.reported_cached_tokens, kv.predicted_cached_tokens) = (100, 60, 64);
+        kv.memory = MemoryFigures { held: 7, capacity: 9, configured: 9, clients: 2, evicted: 3 };
+        figures.shards[0].touches_sent = 4;
+        figures.shards[1].touches_sent = 1;
+        figures.shards[1].touch_bytes = 640;
+        let page = render(figures, Format::Prometheus);
+        for line in [
+            r#"ringway_drift_ratio{pool="chat",server="gpu1"} -0.25"#,
+            r#"ringway_prefix_blocks_total{server="gpu0",kind="matched"} 6"#,
+            r#"ringway_prefix_blocks_total{server="gpu0",kind="total"} 10"#,
+            r#"ringway_prefix_blocks_total{server="gpu1",kind="total"} 0"#,
+            r#"ringway_reported_prompt_tokens_total{server="gpu0"} 100"#,
+            r#"ringway_reported_cached_tokens_total{server="gpu0"} 60"#,
+            r#"ringway_predicted_cached_tokens_total{server="gpu0"} 64"#,
+            r#"ringway_memory_blocks{server="gpu0"} 7"#,
+            r#"ringway_memory_capacity_blocks{server="gpu0"} 9"#,
+            r#"ringway_memory_clients{server="gpu0"} 2"#,
+            r#"ringway_memory_evicted_blocks_total{server="gpu0"} 3"#,
+            r#"ringway_touches_total{kind="sent"} 5"#,
+            r#"ringway_touches_total{kind="dropped"} 0"#,
+            "ringway_touch_bytes_total 640",
+        ] {
+            has(&page, line);
+        }
+        assert!(!page.contains(r#"ringway_memory_blocks{server="gpu1"}"#), "nothing is remembered of it");
+        assert!(!page.contains(r#"ringway_drift_ratio{pool="spare""#), "drift is no trouble there");
+    }
+
+    #[test]
     fn histograms_are_cumulative_in_seconds_and_end_in_infinity() {
         let page = render(sample(), Format::Prometheus);
         for line in [
@@ -300,7 +406,7 @@ mod tests {
                 None => assert!(samples.insert(line.rsplit_once(' ').unwrap().0), "twice: {line}"),
             }
         }
-        assert_eq!(families, 18);
+        assert_eq!(families, 29);
         assert_eq!(page.lines().filter(|l| l.starts_with("# HELP ")).count(), families);
     }
 

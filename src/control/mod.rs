@@ -1,6 +1,6 @@
 //! Everything that is not on a request's path, on one thread that is pinned to no core.
 //!
-//! * [`health`], [`models`], [`resolve`], [`watch`]: what servers are up, and what they serve.
+//! * [`health`], [`models`], [`scrape`], [`resolve`], [`watch`]: what servers are up, what they serve and hold.
 //! * [`state`]: what follows from that, and what the shards are told ([`port`]).
 //! * [`drain`], [`signals`]: how the process ends.
 //! * [`admin`], [`figures`], [`metrics`]: what operators see.
@@ -22,6 +22,7 @@ pub mod models;
 pub mod notify;
 pub mod port;
 pub mod resolve;
+pub mod scrape;
 pub mod signals;
 pub mod state;
 pub mod watch;
@@ -45,7 +46,7 @@ use self::signals::{Bell, Signals};
 use self::state::State;
 use crate::clock::{Clock, Nanos};
 use crate::proto::backend::catalog::Catalog;
-use crate::proto::config::{Driver, Settings};
+use crate::proto::config::{Driver, EngineMetrics, Settings};
 use crate::proto::ids::BackendId;
 use crate::proto::message::Phase;
 use crate::runtime;
@@ -74,6 +75,8 @@ pub struct Options {
     pub drain_timeout_ms: u64,
     /// Per server of the catalog: host and port to resolve, where its URL holds a name.
     pub names: Vec<Option<(Box<str>, u16)>>,
+    /// Per server of the catalog: how its engine publishes its figures.
+    pub engine_metrics: Vec<EngineMetrics>,
     /// The effective configuration as TOML, without secrets.
     pub config_text: String,
 }
@@ -91,6 +94,7 @@ impl Options {
             drain_settle_ms: settings.limits.drain_settle_ms,
             drain_timeout_ms: settings.limits.drain_timeout_ms,
             names: settings.all_servers().map(|server| server.url.unresolved().map(name)).collect(),
+            engine_metrics: settings.all_servers().map(|server| server.metrics).collect(),
             config_text: settings.to_toml(),
         }
     }
@@ -145,7 +149,8 @@ async fn serve<P: Port + 'static>(
     let now = clock.now();
     let shutdown = Shutdown::new(port.shards(), options.drain_settle_ms, options.drain_timeout_ms);
     let servers = catalog.servers.len();
-    let state = State::new(port, options.rules, catalog, options.names.clone(), shutdown, now);
+    let mut state = State::new(port, options.rules, catalog, options.names.clone(), shutdown, now);
+    state.set_engine_metrics(&options.engine_metrics);
     let shared = Rc::new(Shared {
         options,
         clock,
@@ -287,6 +292,11 @@ async fn take_wakes<P: Port + 'static>(shared: Rc<Shared<P>>, wake_fd: OwnedFd) 
 impl<P: Port> Shared<P> {
     /// Asks all shards for their figures and waits for them, at most `wait_ms`; then the last ones known do.
     async fn fresh_figures(&self, wait_ms: u64) -> figures::Figures {
+        self.newest_figures(wait_ms).await.0
+    }
+
+    /// The same, and whether every shard answered in time.
+    async fn newest_figures(&self, wait_ms: u64) -> (figures::Figures, bool) {
         let number = self.state.borrow_mut().ask_reports();
         let arrival = async {
             let mut seen = self.polled.seen();
@@ -294,10 +304,11 @@ impl<P: Port> Shared<P> {
                 seen = self.polled.changed(seen).await;
             }
         };
-        if monoio::time::timeout(Duration::from_millis(wait_ms), arrival).await.is_err() {
+        let all = monoio::time::timeout(Duration::from_millis(wait_ms), arrival).await.is_ok();
+        if !all {
             debug!(number, "not every shard reported in time");
         }
-        self.state.borrow().figures(self.clock.now())
+        (self.state.borrow().figures(self.clock.now()), all)
     }
 
     fn draining(&self) -> bool {

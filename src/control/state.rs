@@ -15,16 +15,24 @@ use tracing::{debug, error, info, warn};
 use super::client::FetchError;
 use super::drain::{Order, Orders, Shutdown};
 use super::faults::{FaultLog, Line};
-use super::figures::{Figures, Standing};
 use super::health::{Check, Rules};
 use super::models::{self, Listed, Source};
 use super::port::Port;
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::{Address, Catalog};
 use crate::proto::backend::grouping::rebuild_groups;
+use crate::proto::config::EngineMetrics;
 use crate::proto::ids::{BackendId, ShardId};
 use crate::proto::message::{Notice, Phase, Update};
 use crate::proto::report::ShardReport;
+
+mod engines;
+mod live;
+mod shares;
+
+pub use engines::CapacitySource;
+use engines::Engine;
+use shares::Shares;
 
 /// Models named in one line of the log; the rest is a count.
 const MODELS_LOGGED_MAX: usize = 8;
@@ -56,6 +64,7 @@ struct Watched {
     generation: u64,
     /// Until when it is benched. A verdict of one shard holds on all.
     benched_until: Nanos,
+    engine: Engine,
 }
 
 /// How a shard runs.
@@ -81,6 +90,7 @@ pub struct State<P> {
     shards: Vec<ShardState>,
     reports: Vec<Option<Box<ShardReport>>>,
     report_number: u64,
+    shares: Shares,
     faults: FaultLog,
     shutdown: Shutdown,
     ready: Option<bool>,
@@ -127,6 +137,7 @@ impl<P: Port> State<P> {
                 silent: false,
                 generation: 0,
                 benched_until: Nanos::ZERO,
+                engine: Engine::new(EngineMetrics::Auto),
             })
             .collect();
         State {
@@ -139,6 +150,7 @@ impl<P: Port> State<P> {
             shards: vec![ShardState::Starting; shards],
             reports: vec![None; shards],
             report_number: 0,
+            shares: Shares::default(),
             faults: FaultLog::default(),
             shutdown,
             ready: None,
@@ -257,6 +269,7 @@ impl<P: Port> State<P> {
             }
             Err(_) => watched.resolve_due = watched.resolve_due.min(now.plus_ms(RESOLVE_RETRY_MS)),
         }
+        let mut returned = false;
         match (turn, &result) {
             (Some(true), _) => {
                 info!(server = %server.name, url = %server.url, "server up");
@@ -264,6 +277,7 @@ impl<P: Port> State<P> {
                 watched.learning = false;
                 watched.silent = false;
                 watched.generation += 1;
+                returned = watched.generation > 1;
             }
             (Some(false), Err(failure)) if !first => {
                 warn!(server = %server.name, url = %server.url, "server down: {failure}");
@@ -279,6 +293,9 @@ impl<P: Port> State<P> {
         if let Some(up) = turn.or(first.then_some(false)) {
             self.changed = true;
             self.tell_all(|| Update::Health { backend: id, up });
+        }
+        if returned {
+            self.handle_return(id);
         }
         let watched = &mut self.watched[id.index()];
         let learn =
@@ -367,7 +384,10 @@ impl<P: Port> State<P> {
                     None => debug!(shard = shard.0, driver, "shard runs"),
                 }
             }
-            Notice::Report(report) => self.reports[shard.index()] = Some(report),
+            Notice::Report(report) => {
+                self.reports[shard.index()] = Some(report);
+                self.take_sample(now);
+            }
             Notice::UpstreamFault { backend, fault, errno } => {
                 if let Some(line) = self.faults.note(now, backend, fault, errno) {
                     self.log_fault(line);
@@ -444,6 +464,7 @@ impl<P: Port> State<P> {
         for line in self.faults.sweep(now) {
             self.log_fault(line);
         }
+        self.ask_sample(now);
         self.update_readiness(now);
     }
 
@@ -463,7 +484,8 @@ impl<P: Port> State<P> {
             self.catalog.version += 1;
             let catalog = self.catalog.clone();
             self.tell_all(|| Update::Catalog(Box::new(catalog.clone())));
-            self.published = Some(catalog);
+            let before = self.published.replace(catalog);
+            self.forget_moved(before.as_ref());
         }
         self.update_readiness(now);
     }
@@ -484,16 +506,6 @@ impl<P: Port> State<P> {
             .iter()
             .zip(&self.shards)
             .all(|(report, shard)| answered(report) || *shard == ShardState::Failed)
-    }
-
-    /// What the shards reported last, added up.
-    pub fn figures(&self, now: Nanos) -> Figures {
-        let standing: Vec<Standing> = self
-            .watched
-            .iter()
-            .map(|watched| Standing { up: watched.check.up(), benched: watched.benched_until > now })
-            .collect();
-        Figures::sum(&self.catalog, &standing, &self.reports)
     }
 
     fn models_body(&self) -> Box<[u8]> {

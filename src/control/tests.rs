@@ -273,7 +273,7 @@ fn servers_come_up_are_listed_go_down_and_the_process_drains_on_both_drivers() {
             assert_eq!(health(told, 1), [false], "a server that hangs is said to be down");
             assert_eq!(health(told, 3), [false]);
             let catalog = last_catalog(told).unwrap();
-            let group = catalog.group(catalog.models[&b"c"[..]]);
+            let group = catalog.group(catalog.route(Some(b"c"), b"").unwrap().widest());
             assert_eq!(group.candidates, [BackendId(2)]);
             assert_eq!(catalog.servers[2].address, Some(Address::Tcp(two.address)));
             let versions: Vec<u64> = told
@@ -380,7 +380,7 @@ fn the_admin_listener_answers_what_it_knows_and_says_what_it_does_not() {
     assert_eq!(status(admin, "GET /nothing"), 404);
     let (head, _) = get(admin, "DELETE /metrics");
     assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("\r\nAllow: GET, HEAD"), "{head}");
-    assert_eq!(status(admin, "POST /admin/v1/servers/one/drain"), 501);
+    assert_eq!(status(admin, "DELETE /admin/v1/servers/one"), 501);
     assert_eq!(status(admin, "GET /x y"), 400);
 
     // Three requests in one write, the second with a body: answered in order on one connection.

@@ -1,6 +1,6 @@
 //! The tasks that watch servers: one per server, so that one that hangs delays no other.
 //!
-//! *Invariant*: at most one check and one reading of the list of models is under way per server; name look-ups happen on
+//! *Invariant*: at most one check, one reading of the list of models and one scrape is under way per server; name look-ups happen on
 //! the resolver's threads.
 //! *Bound and cost*: per server one connection for the check and one for the list, each with its deadline.
 
@@ -15,6 +15,7 @@ use super::health::scatter;
 use super::models::parse_listing;
 use super::port::Port;
 use super::resolve::Question;
+use super::scrape::scrape;
 use super::signals::Bell;
 use super::state::CheckFailure;
 use super::{BODY_BYTES_MAX, Shared};
@@ -48,13 +49,17 @@ pub async fn watch<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
         if let Some(generation) = learning {
             monoio::spawn(learn(shared.clone(), id, generation));
         }
+        let scraping = shared.state.borrow_mut().take_scrape(id, now);
+        if let Some((kind, round)) = scraping {
+            monoio::spawn(scrape(shared.clone(), id, kind, round));
+        }
         notify_if_changed(&shared);
         // The word that the process is ready may have waited for this.
         shared.moved.notify();
     }
 }
 
-fn notify_if_changed<P: Port>(shared: &Shared<P>) {
+pub(super) fn notify_if_changed<P: Port>(shared: &Shared<P>) {
     if shared.state.borrow().changed() {
         shared.changed.notify();
     }
@@ -89,7 +94,8 @@ async fn check<P: Port>(shared: &Shared<P>, id: BackendId) -> Result<usize, Chec
     }
 }
 
-async fn get<P: Port>(
+/// Sends a server a GET request, with its own key if it has one.
+pub(super) async fn get<P: Port>(
     shared: &Shared<P>,
     id: BackendId,
     path: &str,

@@ -1,11 +1,13 @@
 //! `ringway demo`: the guided first run. Two simulated engines, a router in front of them, a short mixed load, and a
-//! table that says what happened.
+//! table that says what happened. Or an experiment by name, such as [`kv_reuse`].
 //!
 //! *Invariant*: nothing the demo started outlives it, however it ends; it listens on loopback only.
 //! *Bound and cost*: about ten seconds with the default number of requests; [`CLIENTS`] connections.
-//! *Errors*: exit code 2 with the reason when something cannot start or a request failed, 3 after Ctrl-C.
+//! *Errors*: exit code 2 with the reason when something cannot start or a request failed, 3 after Ctrl-C, 1 for wrong usage
+//! and for an experiment that missed its figures.
 
 pub mod client;
+pub mod kv_reuse;
 pub mod load;
 pub mod report;
 pub mod router;
@@ -19,7 +21,7 @@ use std::time::Duration;
 use client::Client;
 use load::Load;
 use report::{EngineFigures, Latency, Report};
-use router::Router;
+use router::{Options, Router};
 
 use crate::cli::{DemoArgs, exit};
 use crate::clock::Clock;
@@ -52,10 +54,17 @@ enum Stop {
 
 /// Runs the demo and says the exit code.
 pub fn run(args: &DemoArgs) -> u8 {
-    if let Some(name) = &args.experiment {
+    if let Some(name) = &args.experiment
+        && name != kv_reuse::NAME
+    {
+        let known = kv_reuse::NAME;
         eprintln!(
-            "ringway demo: --experiment {name}: this version has no experiments; leave the flag out for the tour"
+            "ringway demo: --experiment {name}: expected one of: {known}; leave the flag out for the tour"
         );
+        return exit::WRONG;
+    }
+    if args.backend.len() == 1 {
+        eprintln!("ringway demo: --backend: expected at least two, one URL each");
         return exit::WRONG;
     }
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -66,12 +75,18 @@ pub fn run(args: &DemoArgs) -> u8 {
         }
     }
     let mut progress = Progress::new(args.quiet);
-    match tour(args.requests as usize, &interrupted, &mut progress) {
-        Ok(report) => {
+    let told = match args.experiment {
+        None => tour(args.requests as usize, &interrupted, &mut progress)
+            .map(|report| (report.text(), if report.failed() == 0 { exit::DONE } else { exit::NOT_STARTED })),
+        Some(_) => kv_reuse::run(&args.backend, &interrupted, &mut progress)
+            .map(|outcome| (outcome.text(), if outcome.passes() { exit::DONE } else { exit::WRONG })),
+    };
+    match told {
+        Ok((text, code)) => {
             progress.clear();
             // A reader that closed the pipe has seen what it wanted.
-            let _ = io::stdout().write_all(report.text().as_bytes());
-            if report.failed() == 0 { exit::DONE } else { exit::NOT_STARTED }
+            let _ = io::stdout().write_all(text.as_bytes());
+            code
         }
         Err(Stop::Interrupted) => {
             progress.clear();
@@ -88,15 +103,21 @@ pub fn run(args: &DemoArgs) -> u8 {
 
 fn tour(requests: usize, interrupted: &AtomicBool, progress: &mut Progress) -> Result<Report, Stop> {
     progress.stage(&format!("starting {ENGINES} simulated engines and a router"));
-    let engines = start_engines()?;
+    let options = EngineOptions {
+        rates: Rates { prefill_tps: 20_000.0, decode_tps: 200.0, slots: SLOTS, queue_max: 64 },
+        kv_blocks: 4096,
+        ..EngineOptions::default()
+    };
+    let engines = spawn_engines(ENGINES, &options)?;
     let backends: Vec<(String, String)> =
         engines.iter().enumerate().map(|(index, engine)| (engine_name(index), engine.url())).collect();
     let ended = |text: String| match interrupted.load(Ordering::Relaxed) {
         true => Stop::Interrupted,
         false => Stop::Failed(text),
     };
+    let options = Options { max_concurrency: SLOTS, algorithm: None };
     let mut router =
-        Router::start(&backends, SLOTS, interrupted).map_err(|text| ended(format!("router: {text}")))?;
+        Router::start(&backends, options, interrupted).map_err(|text| ended(format!("router: {text}")))?;
 
     let clock = Clock::new();
     let clients = CLIENTS.min(requests);
@@ -158,16 +179,11 @@ fn engine_name(index: usize) -> String {
     format!("engine-{}", index + 1)
 }
 
-fn start_engines() -> Result<Vec<EngineHandle>, Stop> {
-    let options = || EngineOptions {
-        rates: Rates { prefill_tps: 20_000.0, decode_tps: 200.0, slots: SLOTS, queue_max: 64 },
-        kv_blocks: 4096,
-        ..EngineOptions::default()
-    };
-    (0..ENGINES)
+fn spawn_engines(count: usize, options: &EngineOptions) -> Result<Vec<EngineHandle>, Stop> {
+    (0..count)
         .map(|index| {
             let failed = |error| Stop::Failed(format!("{}: {error}", engine_name(index)));
-            engine::spawn(options()).map_err(failed)
+            engine::spawn(options.clone()).map_err(failed)
         })
         .collect()
 }

@@ -64,12 +64,13 @@ fn time(ns: u64) -> String {
     }
 }
 
-fn percent(part: u64, all: u64) -> String {
+/// A share as people read it; `-` of nothing.
+pub fn percent(part: u64, all: u64) -> String {
     if all == 0 { "-".into() } else { format!("{:.1} %", part as f64 * 100.0 / all as f64) }
 }
 
-/// Rows of cells, the first of each to the left and the others to the right.
-fn table(rows: &[Vec<String>]) -> String {
+/// Rows of cells as lines, the first of each to the left and the others to the right.
+pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)

@@ -29,6 +29,14 @@ const LOG_LINES: usize = 12;
 /// What the router wrote last.
 type Log = Arc<Mutex<VecDeque<String>>>;
 
+/// What the router is to be like; all else is as by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Requests that each server takes at once.
+    pub max_concurrency: usize,
+    pub algorithm: Option<&'static str>,
+}
+
 /// A running router.
 #[derive(Debug)]
 pub struct Router {
@@ -37,14 +45,15 @@ pub struct Router {
     /// Where clients connect.
     pub address: SocketAddr,
     pub admin: SocketAddr,
+    /// A model that all servers serve.
+    pub model: String,
 }
 
 impl Router {
-    /// Starts a router over `backends` (name and URL), each taking `max_concurrency` requests at once, and waits until it
-    /// has found them all.
+    /// Starts a router over `backends` (name and URL) and waits until it has found them all.
     pub fn start(
         backends: &[(String, String)],
-        max_concurrency: usize,
+        options: Options,
         interrupted: &AtomicBool,
     ) -> Result<Router, String> {
         let program =
@@ -55,7 +64,10 @@ impl Router {
             command.arg("--backend").arg(format!("{name}={url}"));
         }
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain-settle-ms", "0"]);
-        command.arg("--max-concurrency").arg(max_concurrency.to_string());
+        command.arg("--max-concurrency").arg(options.max_concurrency.to_string());
+        if let Some(algorithm) = options.algorithm {
+            command.arg("--algorithm").arg(algorithm);
+        }
         // The demo shows the defaults, whatever the environment sets for a router of one's own.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("RINGWAY_")) {
@@ -76,7 +88,7 @@ impl Router {
         let log = keep_log(&mut child);
         let stdout = child.stdout.take().expect("piped above");
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut router = Router { child, log, address: nowhere, admin: nowhere };
+        let mut router = Router { child, log, address: nowhere, admin: nowhere, model: String::new() };
         let told = read_lines(stdout).and_then(|(address, admin)| {
             router.address = address;
             router.admin = admin;
@@ -114,18 +126,32 @@ impl Router {
         }
     }
 
-    fn await_servers(&self, count: usize, interrupted: &AtomicBool) -> Result<(), String> {
+    fn await_servers(&mut self, count: usize, interrupted: &AtomicBool) -> Result<(), String> {
         let mut last = String::from("no answer from its admin listener");
         for _ in 0..SERVERS_TRIES {
             if interrupted.load(Ordering::Relaxed) {
                 return Err("interrupted".into());
             }
-            match self.servers_up() {
-                Ok(up) if up == count => match self.serves() {
-                    Ok(()) => return Ok(()),
-                    Err(error) => last = error.to_string(),
-                },
-                Ok(up) => last = format!("{up} of {count} are up"),
+            match self.models_served() {
+                Ok(models) if models.len() == count => {
+                    let mut shared =
+                        models[0].iter().filter(|model| models.iter().all(|all| all.contains(model)));
+                    match shared.next() {
+                        Some(model) => self.model = model.clone(),
+                        None => return Err(format!("the engines have no model in common: {models:?}")),
+                    }
+                    // Once more after a moment: what the first probes met while shards heard of the servers one by one has
+                    // left the wheels uneven, and a few more turns make up for it.
+                    let again = || {
+                        pause(Duration::from_millis(25));
+                        self.serves()
+                    };
+                    match self.serves().and_then(|()| again()) {
+                        Ok(()) => return Ok(()),
+                        Err(error) => last = error.to_string(),
+                    }
+                }
+                Ok(models) => last = format!("{} of {count} are up", models.len()),
                 Err(error) => last = error.to_string(),
             }
             pause(Duration::from_millis(25));
@@ -133,23 +159,27 @@ impl Router {
         Err(format!("the router did not find its engines: {last}"))
     }
 
-    /// Servers that are up and have said which models they serve.
-    fn servers_up(&self) -> io::Result<usize> {
+    /// What each server serves that is up and has said so.
+    fn models_served(&self) -> io::Result<Vec<Vec<String>>> {
         let state = Client::connect(self.admin)?.get("/admin/v1/state")?.json()?;
         let servers = state["pools"][0]["servers"].as_array().map_or(&[][..], Vec::as_slice);
-        let up = |server: &&serde_json::Value| {
-            server["state"] == "up" && server["models"].as_array().is_some_and(|models| !models.is_empty())
-        };
-        Ok(servers.iter().filter(up).count())
+        let up = servers.iter().filter(|server| server["state"] == "up");
+        let models = up.map(|server| {
+            let models = server["models"].as_array().map_or(&[][..], Vec::as_slice);
+            models.iter().filter_map(|model| model.as_str().map(str::to_owned)).collect::<Vec<_>>()
+        });
+        Ok(models.filter(|models| !models.is_empty()).collect())
     }
 
-    /// Short requests, each on a connection of its own, are all served: every shard has heard of the servers, which takes
-    /// it a moment longer than the admin listener.
+    /// Short requests, each on a connection of its own, are all passed on: every shard has heard of the servers, which takes
+    /// it a moment longer than the admin listener. Engines tokenize without touching their caches; what exactly they answer
+    /// does not matter.
     fn serves(&self) -> io::Result<()> {
-        let body = r#"{"model":"simulated","messages":[{"role":"user","content":"hello"}]}"#;
+        let body =
+            serde_json::json!({"model": self.model, "prompt": "hello", "content": "hello"}).to_string();
         for _ in 0..PROBES {
-            let answer = Client::connect(self.address)?.post("/v1/messages/count_tokens", body)?;
-            if answer.status() != 200 {
+            let answer = Client::connect(self.address)?.post("/tokenize", &body)?;
+            if answer.head.field("x-lifeboat-server").is_none() {
                 return Err(io::Error::other(format!("status {}: {}", answer.status(), answer.text())));
             }
         }

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use super::connection::Connection;
 use super::error::ApiError;
 use super::fault::Fault;
+use super::native::{Generated, TokensOut};
 use super::openai::{self, Completion, DIMENSIONS_MAX};
 use super::prompt::{Ask, Endpoint, parse};
 use super::scheduler::{Refusal, Started, Work};
@@ -94,6 +95,8 @@ pub async fn serve(
     let mut wire: Box<dyn Wire> = match endpoint {
         Endpoint::Responses => Box::new(responses::Response::new(number, created, &model, ask.output_max)),
         Endpoint::Messages => Box::new(anthropic::Message::new(number, &model)),
+        Endpoint::Generate => Box::new(Generated::new(number)),
+        Endpoint::TokensIn => Box::new(TokensOut::new(number)),
         _ => {
             Box::new(Completion::new(endpoint == Endpoint::Chat, number, created, &model, ask.include_usage))
         }

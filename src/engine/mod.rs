@@ -3,7 +3,7 @@
 //!
 //! A tour: [`connection`] reads requests, [`session`] sends each to its endpoint, [`prompt`] renders what was asked into
 //! tokens, [`scheduler`] says when they are computed and [`prefix_cache`] which need not be, [`generate`] writes the answer
-//! through one of the API shapes ([`openai`], [`responses`], [`anthropic`]), [`fault`] spoils it on demand, [`metrics`]
+//! through one of the API shapes ([`openai`], [`responses`], [`anthropic`], [`native`]), [`fault`] spoils it on demand, [`metrics`]
 //! counts. [`server`] holds it together.
 //!
 //! *Invariant*: an engine is one thread; engines of one process share nothing.
@@ -15,6 +15,7 @@ pub mod error;
 pub mod fault;
 pub mod generate;
 pub mod metrics;
+pub mod native;
 pub mod openai;
 pub mod prefix_cache;
 pub mod prompt;

@@ -9,7 +9,7 @@
 //! *Bound and cost*: the body is parsed to a tree and copied once into tokens; the caller bounds the body.
 //! *Errors*: [`ApiError`] with status 400 that names the field and what was expected.
 //! *Source*: the request formats of the OpenAI and Anthropic APIs and vLLM's extensions (`ignore_eos`, `min_tokens`,
-//! `cache_salt`, token ids as `prompt`).
+//! `cache_salt`, token ids as `prompt`); SGLang's `/generate`; vLLM's `/inference/v1/generate`.
 
 use serde_json::{Map, Value};
 
@@ -27,6 +27,10 @@ pub enum Endpoint {
     Embeddings,
     Rerank,
     Tokenize,
+    /// SGLang's.
+    Generate,
+    /// vLLM's, for prompts that are token ids.
+    TokensIn,
 }
 
 impl Endpoint {
@@ -41,6 +45,8 @@ impl Endpoint {
             "/v1/embeddings" => Endpoint::Embeddings,
             "/rerank" | "/v1/rerank" | "/v2/rerank" => Endpoint::Rerank,
             "/tokenize" => Endpoint::Tokenize,
+            "/generate" => Endpoint::Generate,
+            "/inference/v1/generate" => Endpoint::TokensIn,
             _ => return None,
         })
     }
@@ -110,13 +116,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, ApiError> {
             };
         }
         Endpoint::Completions => {
-            let inputs = inputs(required(&object, "prompt")?, "prompt", &mut render)?;
-            if inputs.len() != 1 {
-                return Err(ApiError::bad_request(
-                    "prompt",
-                    format!("the simulated engine takes one prompt per request, got {}", inputs.len()),
-                ));
-            }
+            one_prompt(inputs(required(&object, "prompt")?, "prompt", &mut render)?, "prompt")?;
             one_choice(&object)?;
             ask.output_max = whole(&object, "max_tokens", 1)?.or(Some(16));
         }
@@ -186,6 +186,28 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, ApiError> {
                 ask.documents.push(text.to_owned());
             }
             ask.top_n = whole(&object, "top_n", 0)?;
+        }
+        Endpoint::Generate => {
+            let (field, input) = match present(&object, "text") {
+                Some(text) => ("text", text),
+                None => match present(&object, "input_ids") {
+                    Some(ids) => ("input_ids", ids),
+                    None => {
+                        let message = "field required: text or input_ids".into();
+                        return Err(ApiError::bad_request("text", message));
+                    }
+                },
+            };
+            one_prompt(inputs(input, field, &mut render)?, field)?;
+            sampling(&object, ["max_new_tokens", "min_new_tokens"], 128, &mut ask)?;
+        }
+        Endpoint::TokensIn => {
+            let ids = required(&object, "token_ids")?;
+            if !matches!(ids, Value::Array(list) if matches!(list.first(), Some(Value::Number(_)))) {
+                return Err(expected("token_ids", "a non-empty array of token ids", ids));
+            }
+            inputs(ids, "token_ids", &mut render)?;
+            sampling(&object, ["max_tokens", "min_tokens"], 16, &mut ask)?;
         }
         Endpoint::Tokenize => match (present(&object, "prompt"), present(&object, "messages")) {
             (Some(Value::String(text)), _) => render.text(text),
@@ -355,6 +377,36 @@ fn inputs(value: &Value, param: &'static str, render: &mut Render) -> Result<Vec
         other => return Err(expected(param, EXPECTED, other)),
     }
     Ok(ends)
+}
+
+fn one_prompt(ends: Vec<usize>, param: &'static str) -> Result<(), ApiError> {
+    match ends.len() {
+        1 => Ok(()),
+        n => Err(ApiError::bad_request(
+            param,
+            format!("the simulated engine takes one prompt per request, got {n}"),
+        )),
+    }
+}
+
+/// The answer's length as `sampling_params` has it: the most and the least tokens by these names, and the API's default.
+fn sampling(
+    object: &Map<String, Value>,
+    names: [&'static str; 2],
+    default_max: u32,
+    ask: &mut Ask,
+) -> Result<(), ApiError> {
+    ask.output_max = Some(default_max);
+    let Some(params) = present(object, "sampling_params") else { return Ok(()) };
+    let Value::Object(params) = params else {
+        return Err(expected("sampling_params", "an object", params));
+    };
+    if let Some(max) = whole(params, names[0], 1)? {
+        ask.output_max = Some(max);
+    }
+    ask.output_min = whole(params, names[1], 0)?.unwrap_or(0);
+    ask.ignore_eos = boolean(params, "ignore_eos")?;
+    one_choice(params)
 }
 
 fn one_choice(object: &Map<String, Value>) -> Result<(), ApiError> {

@@ -234,9 +234,9 @@ impl ShardPort {
         self.touches.poll(now, take)
     }
 
-    /// Touches that this shard could not tell some peer, since the start.
-    pub fn touches_dropped(&self) -> u64 {
-        self.touches.dropped()
+    /// What this shard told its peers of prompts.
+    pub fn touches(&self) -> touches::TouchFigures {
+        self.touches.figures()
     }
 
     /// The next update of the control thread.

@@ -23,6 +23,16 @@ use crate::limits::{
 use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
 use crate::proto::ids::{BackendId, ClientId, ShardId};
 
+/// What a shard told its peers since the start, one count per peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TouchFigures {
+    pub sent: u64,
+    /// Found a peer's ring full.
+    pub dropped: u64,
+    /// Of those sent.
+    pub bytes: u64,
+}
+
 /// Words before the blocks.
 const HEAD_WORDS: usize = 3;
 
@@ -117,12 +127,12 @@ pub(super) struct Touches {
     incoming: Vec<Receiver>,
     /// Blocks of a touch that lies across a ring's end.
     joined: Vec<u64>,
-    dropped: u64,
+    figures: TouchFigures,
 }
 
 impl fmt::Debug for Touches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Touches({} peers, {} dropped)", self.out.len().saturating_sub(1), self.dropped)
+        write!(f, "Touches({} peers, {} dropped)", self.out.len().saturating_sub(1), self.figures.dropped)
     }
 }
 
@@ -134,7 +144,7 @@ pub(super) fn build(shards: usize) -> Vec<Touches> {
             out: Vec::new(),
             incoming: Vec::new(),
             joined: Vec::with_capacity(if shards > 1 { TOUCH_BLOCKS_MAX } else { 0 }),
-            dropped: 0,
+            figures: TouchFigures::default(),
         })
         .collect();
     if shards > 1 {
@@ -162,7 +172,7 @@ impl Touches {
             let itself = to == self.me.index();
             let Ok(mut chunk) = ring.write_chunk(HEAD_WORDS + blocks.len()) else {
                 if !itself {
-                    self.dropped += 1;
+                    self.figures.dropped += 1;
                     wake(ShardId(to as u8));
                 }
                 continue;
@@ -185,6 +195,8 @@ impl Touches {
                     second.copy_from_slice(blocks);
                 }
             }
+            self.figures.sent += 1;
+            self.figures.bytes += ((HEAD_WORDS + blocks.len()) * size_of::<u64>()) as u64;
             chunk.commit_all();
             // What the reader has taken is looked up (a line of another core's cache) only when it seems to lag.
             let half = ring.buffer().capacity() / 2;
@@ -235,9 +247,8 @@ impl Touches {
         }
     }
 
-    /// Touches that found a peer's ring full, since the start.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped
+    pub(super) fn figures(&self) -> TouchFigures {
+        self.figures
     }
 }
 

@@ -104,11 +104,27 @@ impl Rejection {
             Rejection::InputTooLong => {
                 row(413, "input_too_long", TOO_LARGE, None, "the input is longer than any server accepts")
             }
-            Rejection::AtCapacity => row(503, "at_capacity", BUSY, Some(1), "every server is at its ceiling"),
-            Rejection::QueueFull => row(503, "queue_full", BUSY, Some(1), "the waiting queue is full"),
-            Rejection::QueueTimeout => {
-                row(503, "queue_timeout", BUSY, Some(1), "no server had room within the waiting time")
-            }
+            Rejection::AtCapacity => row(
+                503,
+                "at_capacity",
+                BUSY,
+                Some(1),
+                "every server is at its ceiling (max_concurrency), and the pool's routing_mode is reject",
+            ),
+            Rejection::QueueFull => row(
+                503,
+                "queue_full",
+                BUSY,
+                Some(1),
+                "every server is at its ceiling (max_concurrency), and the queue is full (queue_size)",
+            ),
+            Rejection::QueueTimeout => row(
+                503,
+                "queue_timeout",
+                BUSY,
+                Some(1),
+                "no server had room within the waiting time (queue_timeout_ms)",
+            ),
             Rejection::BodyTooLarge => {
                 row(413, "body_too_large", TOO_LARGE, None, "the request body is over the size limit")
             }
@@ -123,9 +139,13 @@ impl Rejection {
             Rejection::UpstreamError => {
                 row(502, "upstream_error", UPSTREAM, None, "the server failed before it answered")
             }
-            Rejection::UpstreamTimeout => {
-                row(504, "upstream_timeout", UPSTREAM, None, "the server did not answer in time")
-            }
+            Rejection::UpstreamTimeout => row(
+                504,
+                "upstream_timeout",
+                UPSTREAM,
+                None,
+                "the server did not answer in time (limits.response_head_timeout_ms)",
+            ),
             Rejection::ShuttingDown => {
                 row(503, "shutting_down", BUSY, Some(1), "the router is shutting down; try another one")
             }
@@ -182,6 +202,20 @@ mod tests {
         assert_eq!(reasons.len(), Rejection::ALL.len());
         for (i, r) in Rejection::ALL.iter().enumerate() {
             assert_eq!(*r as usize, i, "ALL is indexed by discriminant");
+        }
+    }
+
+    #[test]
+    fn a_limit_is_named_by_its_setting() {
+        for (rejection, settings) in [
+            (Rejection::AtCapacity, &["max_concurrency", "routing_mode"][..]),
+            (Rejection::QueueFull, &["max_concurrency", "queue_size"]),
+            (Rejection::QueueTimeout, &["queue_timeout_ms"]),
+            (Rejection::UpstreamTimeout, &["limits.response_head_timeout_ms"]),
+        ] {
+            for setting in settings {
+                assert!(rejection.row().message.contains(setting), "{rejection:?}: {setting}");
+            }
         }
     }
 

@@ -21,7 +21,7 @@ pub struct PoolId(pub u16);
 pub struct Ticket(pub u32);
 
 /// Whom prompts are charged to: a digest of the session id, the API key or the peer's address. Never the thing itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
 impl BackendId {

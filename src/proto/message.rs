@@ -3,6 +3,7 @@
 //! *Bound*: a [`Message`] is at most 64 bytes, so that a ring slot is one cache line.
 
 use super::backend::catalog::Catalog;
+use super::backend::table::Load;
 use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
@@ -29,18 +30,28 @@ impl Tried {
     }
 }
 
+/// What one shard has sent to a server for a group since it started. Wraps around.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Turns of the wheel that chose it.
+    pub turns: u64,
+    /// Dispatches, turns or not, and the prompt tokens that were to be computed for them; both 0 outside kv-aware pools.
+    pub dispatches: u64,
+    pub work_tokens: u64,
+}
+
 /// Shard to shard. Load figures are absolute, so the newest may replace what was lost; anything about permits, benching
 /// and sockets must arrive, exactly once and in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Message {
-    /// The sender's own requests in flight on one server. `changed` is when the figure first differed from the one sent
+    /// The sender's own load on one server. `changed` is when the figure first differed from the one sent
     /// before: what the receiver's clock says beyond it is how stale the table was.
-    Load { backend: BackendId, in_flight: u32, changed: Nanos },
+    Load { backend: BackendId, load: Load, changed: Nanos },
     /// A verdict about a server, benched (`until` in the future) or cleared (`until` zero). The verdict with the latest
     /// `judged`, then the highest shard, holds on every shard. `level` counts the benchings since the last success.
     Bench { backend: BackendId, until: Nanos, judged: Nanos, level: u8, by: ShardId },
-    /// Turns of the sender's wheel for a group that chose `backend`, so far; wheels of peers follow.
-    Turned { group: GroupId, backend: BackendId, turns: u64 },
+    /// What the sender has sent to `backend` for a group, so far; wheels and balances of peers follow.
+    Turned { group: GroupId, backend: BackendId, sent: Sent },
     /// The sender's client connections.
     Connections { count: u32 },
     /// From home: whether nothing can be admitted for `group` just now.
@@ -101,6 +112,11 @@ pub enum Update {
     Health {
         backend: BackendId,
         up: bool,
+    },
+    /// The server's engine has lost its cache (it restarted, or another stands at its address): what is remembered of its
+    /// prefix blocks is void.
+    Forget {
+        backend: BackendId,
     },
     /// Readiness changed: at least one server is routable.
     Ready(bool),

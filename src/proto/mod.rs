@@ -1,6 +1,8 @@
-//! Everything that decides, and nothing that does I/O: no socket, no clock, no thread; randomness comes seeded.
-#![forbid(unsafe_code)]
+//! Everything that decides, and nothing that does I/O: no socket, no clock, no thread; randomness comes seeded. No
+//! `unsafe` but in the one module of vector code, `classify/simd`.
+#![deny(unsafe_code)]
 
+pub mod account;
 pub mod admission;
 pub mod backend;
 pub mod classify;

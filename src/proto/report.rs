@@ -1,8 +1,9 @@
 //! A shard's figures, copied out when the control thread asks. Shards count in plain integers; the control thread adds
 //! the shards up.
 
+use super::backend::prefix_memory::MemoryFigures;
 use super::error::Rejection;
-use super::ids::ShardId;
+use super::ids::{ClientId, ShardId};
 use super::message::UpstreamFault;
 use crate::clock::Nanos;
 
@@ -72,7 +73,25 @@ pub struct ServerFigures {
     pub benched_until: Nanos,
     /// Idle and busy connections to it.
     pub connections: u32,
+    /// Blocks of the prompts sent to it that this shard's memory took it to hold.
+    pub prefix_matched: u64,
+    /// All blocks of those prompts.
+    pub prefix_total: u64,
+    /// Over the answers that report cached tokens: their prompts, …
+    pub reported_prompt_tokens: u64,
+    /// … what of them the engine had cached, …
+    pub reported_cached_tokens: u64,
+    /// … and what this shard's memory had foretold, in estimated tokens.
+    pub predicted_cached_tokens: u64,
+    /// This shard's replica of its prefix memory. Replicas tell of the same blocks: they don't add up.
+    pub memory: MemoryFigures,
+    /// Who owns how many of its remembered blocks: the largest owners, most first, at most [`CLIENTS_SHOWN_MAX`]. Empty
+    /// while one client alone owns blocks.
+    pub clients: Vec<(ClientId, u32)>,
 }
+
+/// Clients that a report names per server.
+pub const CLIENTS_SHOWN_MAX: usize = 20;
 
 /// Per shard.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +118,12 @@ pub struct ShardReport {
     pub notices_dropped: u64,
     /// Age of the oldest peer figure in use, in nanoseconds.
     pub mesh_lag_ns: u64,
+    /// Touches of prefix memories told to peers, one count per peer, …
+    pub touches_sent: u64,
+    /// … not told because a ring was full, …
+    pub touches_dropped: u64,
+    /// … and the bytes that those sent took.
+    pub touch_bytes: u64,
     pub queue_wait: Times,
     /// From dispatch to the first byte of the answer's body, streamed answers only.
     pub first_token: Times,
@@ -121,6 +146,9 @@ impl ShardReport {
             client_aborts: 0,
             notices_dropped: 0,
             mesh_lag_ns: 0,
+            touches_sent: 0,
+            touches_dropped: 0,
+            touch_bytes: 0,
             queue_wait: Times::default(),
             first_token: Times::default(),
             overhead: Times::default(),

@@ -21,6 +21,7 @@ use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::socket::{Hangup, Peek, Socket};
 use super::state::Shard;
 use crate::clock::Nanos;
+use crate::proto::ids::ClientId;
 
 /// Early bytes of later requests kept per connection.
 pub const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -54,6 +55,8 @@ pub struct Client {
     writing: LazyWrite,
     /// The client has shut its sending side down (or failed).
     end: Option<End>,
+    /// Who it counts as where a request names nobody; asked for once.
+    peer: Option<ClientId>,
     /// Runs while the watch cannot read because too much has come early.
     look: Option<Pin<Box<Sleep>>>,
 }
@@ -69,8 +72,15 @@ impl Client {
             armed: ArmedPoll::default(),
             writing: LazyWrite::default(),
             end: None,
+            peer: None,
             look: None,
         }
+    }
+
+    /// Who its requests count as that name neither session nor key.
+    pub fn peer(&mut self) -> ClientId {
+        let (socket, caller) = (&self.socket, &self.shard.limits.caller);
+        *self.peer.get_or_insert_with(|| socket.peer().map_or(ClientId(0), |ip| caller.client_of_peer(ip)))
     }
 
     /// Bytes received and not yet used.
@@ -278,7 +288,8 @@ impl Client {
         }
     }
 
-    fn unsettled(&self, change: i32) {
+    /// Something of this client's is (1) or is no longer (-1) under way that a draining shard waits for.
+    pub fn unsettled(&self, change: i32) {
         let count = &self.shard.unsettled;
         count.set(count.get().wrapping_add_signed(change));
     }

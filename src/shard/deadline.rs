@@ -37,6 +37,8 @@ struct Slot {
     idle: bool,
     /// No deadline is later than this: the total time of a request.
     cap: Nanos,
+    /// Its client is being told that the process stops: not to be cut while it hears that.
+    last_words: bool,
     waker: Option<Waker>,
 }
 
@@ -65,6 +67,7 @@ impl Deadlines {
             woken: false,
             idle: false,
             cap: Nanos::NEVER,
+            last_words: false,
             waker: None,
         };
         let index = match all.free.pop() {
@@ -100,12 +103,19 @@ impl Deadlines {
         }
     }
 
-    /// Ends every connection that has a deadline set or is idle.
+    /// Ends every connection that has a deadline set or is idle, but for those that hear their last words. A task that is
+    /// only to be woken is woken; what it then waits for ends with the next call.
     pub fn close_all(&self) {
         let mut all = self.slots.borrow_mut();
         let all = &mut *all;
         for (at, slot) in all.at.iter_mut().zip(&mut all.slots) {
-            if *at != Nanos::NEVER || slot.idle {
+            if slot.last_words || *at == Nanos::NEVER && !slot.idle {
+                continue;
+            }
+            if slot.action == Action::Wake && !slot.idle {
+                *at = Nanos::NEVER;
+                slot.fire();
+            } else {
                 // Whoever waits must not take this for the other side's end.
                 (slot.fired, slot.woken) = (true, false);
                 shutdown(slot.fd, libc::SHUT_RDWR);
@@ -178,6 +188,11 @@ impl TimerHandle {
         self.deadlines.slots.borrow_mut().slots[self.index as usize].cap = at;
     }
 
+    /// From now on [`Deadlines::close_all`] leaves this connection alone: its client is being told why it ends.
+    pub fn spare(&self) {
+        self.deadlines.slots.borrow_mut().slots[self.index as usize].last_words = true;
+    }
+
     /// Takes the deadline away, and the cap.
     pub fn clear_all(&self) {
         self.cap(Nanos::NEVER);
@@ -243,6 +258,29 @@ mod tests {
         assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
         timer.arm(Nanos::NEVER, ours.as_raw_fd(), Action::ShutBoth);
         assert!(!timer.fired(), "a new deadline starts afresh");
+    }
+
+    /// What is written when the process stops is not cut by the very stop, however often it is repeated; who is only to be
+    /// woken keeps its socket.
+    #[test]
+    fn a_stop_spares_last_words_and_wakes_who_waits_to_be_woken() {
+        let deadlines = Rc::new(Deadlines::default());
+        let pair = || UnixStream::pair().unwrap();
+        let (talking, heard) = pair();
+        let (waiting, _theirs) = pair();
+        let (busy, mut cut) = pair();
+        let timers = [deadlines.timer(), deadlines.timer(), deadlines.timer()];
+        timers[0].spare();
+        timers[0].arm(Nanos(100), talking.as_raw_fd(), Action::ShutBoth);
+        timers[1].arm(Nanos(100), waiting.as_raw_fd(), Action::Wake);
+        timers[2].arm(Nanos(100), busy.as_raw_fd(), Action::ShutBoth);
+        deadlines.close_all();
+        deadlines.close_all();
+        assert_eq!(timers.each_ref().map(|timer| timer.fired()), [false, false, true]);
+        assert_eq!(cut.read(&mut [0; 1]).unwrap(), 0);
+        heard.set_nonblocking(true).unwrap();
+        assert_eq!((&heard).read(&mut [0; 1]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        assert!(timers[1].poll_woken(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
     #[test]

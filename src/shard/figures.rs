@@ -11,6 +11,17 @@ pub struct ServerCounts {
     pub statuses: Vec<(u16, u64)>,
     pub retries: u64,
     pub faults: [u64; UpstreamFault::ALL.len()],
+    pub prefix: PrefixCounts,
+}
+
+/// What was believed of prompts, and what engines said of them. As in [`crate::proto::report::ServerFigures`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PrefixCounts {
+    pub matched_blocks: u64,
+    pub total_blocks: u64,
+    pub reported_prompt_tokens: u64,
+    pub reported_cached_tokens: u64,
+    pub predicted_cached_tokens: u64,
 }
 
 /// Per shard.

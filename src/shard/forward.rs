@@ -10,13 +10,14 @@ use std::future::Future;
 use std::io;
 use std::os::fd::RawFd;
 use std::pin::pin;
-use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use super::asked::Asked;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::{Action, TimerHandle};
+use super::held::Held;
 use super::intake::Intake;
 use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::relay;
@@ -28,45 +29,19 @@ use super::upload;
 use super::upstream::Upstream;
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
-use crate::proto::backend::catalog::{Address, Server};
+use crate::proto::backend::catalog::{Address, Algorithm, Server};
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Decision, Outcome, Placement};
+use crate::proto::dispatcher::{Decision, Outcome, Placement, Prompted, Wanted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
     Credentials, FieldKind, Framing, HeadLimits, HeadScan, Parse, RequestRewrite, encode_request,
     parse_response,
 };
-use crate::proto::ids::{BackendId, GroupId};
+use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, Tried, UpstreamFault};
 
 /// Head and body up to this many bytes go out in one write; copying them is cheaper than a second one.
 const ONE_WRITE_BYTES_MAX: usize = 32 * 1024;
-
-/// A permit in use. Dropped without a verdict it says nothing about the server.
-pub struct Held {
-    shard: Rc<Shard>,
-    backend: BackendId,
-    open: bool,
-}
-
-impl Held {
-    fn new(shard: &Rc<Shard>, backend: BackendId) -> Held {
-        Held { shard: shard.clone(), backend, open: true }
-    }
-
-    pub fn done(mut self, outcome: Outcome) {
-        self.open = false;
-        self.shard.done(self.backend, outcome);
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.open {
-            self.shard.done(self.backend, Outcome::Neutral);
-        }
-    }
-}
 
 /// How one attempt ended.
 pub enum Attempt {
@@ -92,12 +67,12 @@ pub enum Attempt {
     Refuse(Rejection, &'static str),
 }
 
-/// See the module's text. `group` is where the request may go.
+/// See the module's text. `asked` says where the request may go.
 pub async fn forward(
     client: &mut Client,
     desk: &mut Desk,
     intake: &mut Intake,
-    group: GroupId,
+    asked: &Asked,
     known: &mut Known,
     api: Api,
 ) -> After {
@@ -106,7 +81,7 @@ pub async fn forward(
     let mut waited_ns = 0;
     let mut lost = None;
     for _ in 0..ATTEMPTS_MAX {
-        let admitted = admit(client, group, tried, known.until).await;
+        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known.until).await;
         if let Ok(Placement { wait_ns: ns, .. }) | Err(Some((_, ns))) = admitted {
             waited_ns += ns;
             known.wait_ns = Some(waited_ns);
@@ -130,8 +105,16 @@ pub async fn forward(
         if lost.take().is_some() {
             again(&shard, backend, known);
         }
-        let held = Held::new(&shard, backend);
+        let mut held = Held::new(&shard, backend);
         let arrived = shard.now();
+        if asked.algorithm == Algorithm::KvAware {
+            let prompt =
+                Prompted { client: asked.client, blocks: &desk.prompt.blocks, tokens: asked.prompt_tokens };
+            let belief = shard.remember(arrived, asked.group, backend, &prompt);
+            let total = prompt.blocks.len() as u32;
+            known.prefix_blocks = asked.has_prompt.then_some((belief.matched, total));
+            held.believe(belief);
+        }
         let mut attempt = attempt(client, desk, intake, backend, true, arrived).await;
         if matches!(attempt, Attempt::Stale) {
             again(&shard, backend, known);
@@ -148,12 +131,16 @@ pub async fn forward(
                 return refuse(client, desk, intake, Rejection::ShuttingDown, None, known, api).await;
             }
             Attempt::Answered { upstream, rx, sent } => {
-                let exchange = relay::Exchange::new(held, upstream, placement, group, sent, arrived);
+                let exchange = relay::Exchange::new(held, upstream, placement, *asked, sent, arrived);
                 return relay::relay(client, desk, intake, rx, exchange, known, api).await;
             }
             Attempt::Unconnected { errno } => {
                 shard.fault(backend, UpstreamFault::Connect, errno);
                 held.done(Outcome::Failure);
+                if let Some((matched, _)) = known.prefix_blocks {
+                    // It never got there.
+                    shard.unsent(arrived, backend, &desk.prompt.blocks, matched);
+                }
                 tried.push(backend);
                 lost = Some(backend);
             }
@@ -198,10 +185,15 @@ pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Reje
             Rejection::UpstreamError,
             "closed the connection before it answered; the request was not sent again",
         ),
-        UpstreamFault::HeadTimeout => (Rejection::UpstreamTimeout, "did not answer in time"),
+        UpstreamFault::HeadTimeout => {
+            (Rejection::UpstreamTimeout, "did not answer in time (limits.response_head_timeout_ms)")
+        }
         UpstreamFault::BadHead => (Rejection::UpstreamError, "answered with something that is not HTTP/1.x"),
         UpstreamFault::Truncated => (Rejection::UpstreamError, "broke off its answer"),
-        UpstreamFault::BetweenTimeout => (Rejection::UpstreamTimeout, "stopped in the middle of its answer"),
+        UpstreamFault::BetweenTimeout => (
+            Rejection::UpstreamTimeout,
+            "stopped in the middle of its answer (limits.between_bytes_timeout_ms)",
+        ),
         UpstreamFault::Status => (Rejection::UpstreamError, "answered with an error"),
     };
     (rejection, Some(format!("server `{}` {what}", shard.catalog.borrow().server(backend).name)))
@@ -211,7 +203,8 @@ pub fn failure(shard: &Shard, backend: BackendId, fault: UpstreamFault) -> (Reje
 /// rejection and how long was waited, in nanoseconds.
 async fn admit(
     client: &mut Client,
-    group: GroupId,
+    asked: &Asked,
+    blocks: &[u64],
     tried: Tried,
     until: Nanos,
 ) -> Result<Placement, Option<(Rejection, u64)>> {
@@ -220,7 +213,8 @@ async fn admit(
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let decision = shard.dispatcher.borrow_mut().handle_request(since, group, tried);
+    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks };
+    let decision = shard.dispatcher.borrow_mut().handle_request(since, asked.group, &wanted);
     match decision {
         Decision::Dispatch(placement) => {
             shard.pump();

@@ -193,6 +193,14 @@ impl Intake {
         self.reader.is_done()
     }
 
+    /// Bytes of the body that are announced and not in hand.
+    pub fn missing(&self) -> u64 {
+        match self.framing {
+            Framing::Length(n) => n - self.content,
+            Framing::None | Framing::Chunked | Framing::UntilClose => 0,
+        }
+    }
+
     /// Takes head and body out of the inbox: they are not needed any more. Doing it again does nothing.
     pub fn spend(&mut self, client: &mut Client, desk: &Desk) {
         if !self.spent {
@@ -216,6 +224,14 @@ impl Intake {
         }
     }
 
+    /// The content in hand if it may be JSON: there is some, not compressed, and not a form.
+    pub fn json<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<&'a [u8]> {
+        let bytes = self.bytes(client, desk);
+        let kind = desk.head.content_type.map(|span| span.of(client.unread()));
+        (!bytes.is_empty() && desk.head.content_encoding.is_none() && !kind.is_some_and(is_form))
+            .then_some(bytes)
+    }
+
     /// The model that the request names, where it can be read.
     pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<Cow<'a, [u8]>> {
         let bytes = self.bytes(client, desk);
@@ -223,11 +239,13 @@ impl Intake {
             return None;
         }
         match desk.head.content_type.map(|span| span.of(client.unread())) {
-            Some(kind) if kind.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/")) => {
-                classify::peek_multipart(kind, bytes).model
-            }
+            Some(kind) if is_form(kind) => classify::peek_multipart(kind, bytes).model,
             _ if self.whole() => classify::peek(bytes).model,
             _ => classify::peek_prefix(bytes).model,
         }
     }
+}
+
+fn is_form(content_type: &[u8]) -> bool {
+    content_type.get(..10).is_some_and(|head| head.eq_ignore_ascii_case(b"multipart/"))
 }

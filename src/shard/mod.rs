@@ -1,7 +1,7 @@
 //! A shard: one pinned thread with its own ring, listeners, connections and copy of all that a decision needs.
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
-//! * [`intake`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
+//! * [`intake`] → [`asked`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
 //! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
 //! * [`memory`]: gives back what a burst took. [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
@@ -10,11 +10,13 @@
 //! and two that spin, where that is asked for.
 
 pub mod armed;
+pub mod asked;
 pub mod buffers;
 pub mod client;
 pub mod deadline;
 pub mod figures;
 pub mod forward;
+pub mod held;
 pub mod intake;
 pub mod lazy_write;
 pub mod listener;
@@ -25,6 +27,7 @@ pub mod session;
 pub mod socket;
 pub mod spin;
 pub mod state;
+pub mod truth;
 pub mod upload;
 pub mod upstream;
 

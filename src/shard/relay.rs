@@ -7,15 +7,19 @@
 //! *Cost*: one read and one write per piece; a small answer is one of each.
 //! *Source*: RFC 9112 sections 6.3, 8 (incomplete messages); server-sent events as the WHATWG HTML standard has them.
 
+use super::asked::Asked;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::Action;
-use super::forward::{Held, errno, failure};
+use super::forward::{errno, failure};
+use super::held::Held;
 use super::intake::Intake;
 use super::reply::{self, Known};
 use super::session::{After, Desk, refuse};
+use super::truth;
 use super::upstream::{Kind, Upstream};
 use crate::clock::Nanos;
+use crate::proto::account::usage::UsageScan;
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
 use crate::proto::error::Rejection;
@@ -23,7 +27,6 @@ use crate::proto::http1::{
     BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
     encode_response, push_chunk_header,
 };
-use crate::proto::ids::GroupId;
 use crate::proto::message::{Phase, UpstreamFault};
 
 /// A piece larger than this may not fit the client's socket buffer, so it is waited for; a smaller one is not.
@@ -34,10 +37,12 @@ pub struct Exchange {
     held: Option<Held>,
     upstream: Option<Upstream>,
     placement: Placement,
-    group: GroupId,
+    asked: Asked,
     /// The request went out whole.
     sent: bool,
     dispatched: Nanos,
+    /// Reads what the engine says of the prompt, where that is of use.
+    usage: Option<Box<UsageScan>>,
 }
 
 impl Exchange {
@@ -45,17 +50,22 @@ impl Exchange {
         held: Held,
         upstream: Upstream,
         placement: Placement,
-        group: GroupId,
+        asked: Asked,
         sent: bool,
         dispatched: Nanos,
     ) -> Exchange {
-        Exchange { held: Some(held), upstream: Some(upstream), placement, group, sent, dispatched }
+        let (held, upstream) = (Some(held), Some(upstream));
+        Exchange { held, upstream, placement, asked, sent, dispatched, usage: None }
     }
 
     /// The server has said all it has to say: it may have its next request.
     fn server_done(&mut self, client: &Client, desk: &Desk, surplus: bool) {
         let shard = &client.shard;
         if let Some(held) = self.held.take() {
+            if let Some(mut usage) = self.usage.take() {
+                let (belief, blocks) = (held.belief.unwrap_or_default(), desk.prompt.blocks.len());
+                truth::heed(shard, &self.asked, self.placement.backend, belief, blocks, &usage.finish());
+            }
             held.done(outcome(desk.reply.status));
         }
         let upstream = self.upstream.take().expect("the server is done once");
@@ -149,14 +159,18 @@ pub async fn relay(
         && client.end().is_none()
         && shard.phase.get() < Phase::Draining;
     desk.lines.clear();
-    let pool = shard.catalog.borrow().group(exchange.group).pool;
-    reply::push_lines(&mut desk.lines, &shard.faces.borrow(), pool, &placement, known);
+    reply::push_lines(&mut desk.lines, &shard.faces.borrow(), exchange.asked.group, &placement, known);
     let mut out = shard.buffers.take(MEDIUM_BYTES);
     let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor };
     encode_response(&mut out, &desk.reply, &rx, &desk.lines, &rewrite);
     let mut reader = BodyReader::new(desk.reply.framing);
     let prefix = &shard.limits.head.router_prefix;
     let first = &rx[desk.reply.head_len..];
+    if exchange.asked.wants_usage(&shard.catalog.borrow()) && desk.reply.content_encoding.is_none() {
+        let mut usage = Box::new(UsageScan::new(api));
+        usage.feed(first);
+        exchange.usage = Some(usage);
+    }
     let mut taken = match pass(&mut reader, mode, first, prefix, &mut out) {
         Ok((taken, _)) => taken,
         Err(_) => {
@@ -186,6 +200,11 @@ pub async fn relay(
     }
     let mut bulk = rx.len() == rx.capacity();
     loop {
+        if taken > 0
+            && let Some(held) = &mut exchange.held
+        {
+            held.prefilled();
+        }
         if taken > 0
             && let Some(dispatched) = first_token.take()
         {
@@ -235,6 +254,9 @@ pub async fn relay(
         rx = buf;
         bulk = rx.len() == rx.capacity();
         taken = 0;
+        if let Some(usage) = &mut exchange.usage {
+            usage.feed(&rx);
+        }
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {
                 Ok(bytes) => {
@@ -332,6 +354,9 @@ async fn broken_off(
         upstream.socket.shutdown_both();
     }
     drop(exchange);
+    if shard.phase.get() == Phase::Stopping {
+        client.timer.spare();
+    }
     let stall_ms = shard.limits.between_bytes_timeout_ms;
     if client.settle(stall_ms).await.is_err() {
         return After::Close;

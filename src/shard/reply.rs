@@ -5,11 +5,12 @@ use super::session::{After, Desk};
 use super::state::{Faces, Shard};
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::Algorithm;
+use crate::proto::classify::caller::push_hex;
 use crate::proto::classify::{Api, Endpoint};
 use crate::proto::dispatcher::Placement;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{Framing, Method, RequestHead};
-use crate::proto::ids::{GroupId, PoolId};
+use crate::proto::ids::GroupId;
 use crate::proto::message::Phase;
 
 /// What is known of a request's way so far: the header lines say no more than that.
@@ -18,26 +19,43 @@ pub struct Known {
     pub group: Option<GroupId>,
     pub wait_ns: Option<u64>,
     pub retries: u32,
+    /// What its session is known by, in a sticky-session pool.
+    pub sticky_key: Option<u64>,
+    /// Prompt blocks that the chosen server held, and all of them, in a kv-aware pool.
+    pub prefix_blocks: Option<(u32, u32)>,
     /// When the request's whole time is up; `NEVER` without such a limit.
     pub until: Nanos,
 }
 
 impl Default for Known {
     fn default() -> Self {
-        Known { group: None, wait_ns: None, retries: 0, until: Nanos::NEVER }
+        Known {
+            group: None,
+            wait_ns: None,
+            retries: 0,
+            sticky_key: None,
+            prefix_blocks: None,
+            until: Nanos::NEVER,
+        }
     }
 }
 
 /// Appends the router's lines for an answer of a server.
-pub fn push_lines(lines: &mut Vec<u8>, faces: &Faces, pool: PoolId, placement: &Placement, known: &Known) {
+pub fn push_lines(lines: &mut Vec<u8>, faces: &Faces, group: GroupId, placement: &Placement, known: &Known) {
     lines.extend_from_slice(&faces.servers[placement.backend.index()]);
-    lines.extend_from_slice(&faces.pools[pool.index()]);
+    lines.extend_from_slice(&faces.groups[group.index()]);
     lines.extend_from_slice(&faces.inflight);
     push_number(lines, placement.in_flight.into());
     lines.push(b'/');
     push_number(lines, placement.ceiling.into());
     lines.extend_from_slice(b"\r\n");
     push_way(lines, faces, Some(placement.algorithm_used), known);
+    if let Some((matched, total)) = known.prefix_blocks {
+        lines.extend_from_slice(&faces.prefix_blocks);
+        push_number(lines, matched.into());
+        lines.push(b'/');
+        push_number_line(lines, b"", total.into());
+    }
 }
 
 fn push_way(lines: &mut Vec<u8>, faces: &Faces, algorithm: Option<Algorithm>, known: &Known) {
@@ -47,6 +65,11 @@ fn push_way(lines: &mut Vec<u8>, faces: &Faces, algorithm: Option<Algorithm>, kn
     if let Some(algorithm) = algorithm {
         lines.extend_from_slice(&faces.algorithm);
         lines.extend_from_slice(algorithm.name().as_bytes());
+        lines.extend_from_slice(b"\r\n");
+    }
+    if let Some(key) = known.sticky_key {
+        lines.extend_from_slice(&faces.sticky_key);
+        push_hex(lines, key);
         lines.extend_from_slice(b"\r\n");
     }
     if known.retries > 0 {
@@ -90,9 +113,8 @@ pub async fn refuse(
     let mut algorithm = None;
     if let Some(group) = known.group {
         let catalog = shard.catalog();
-        let pool = catalog.group(group).pool;
-        out.extend_from_slice(&faces.pools[pool.index()]);
-        algorithm = Some(catalog.pool(pool).algorithm);
+        out.extend_from_slice(&faces.groups[group.index()]);
+        algorithm = Some(catalog.pool(catalog.group(group).pool).algorithm);
     }
     push_way(&mut out, &faces, algorithm, known);
     out.extend_from_slice(&faces.reject_reason);

@@ -8,6 +8,7 @@
 
 use std::rc::Rc;
 
+use super::asked::{Asked, Unroutable};
 use super::client::{Client, End};
 use super::deadline::{Action, Timer};
 use super::forward;
@@ -16,17 +17,15 @@ use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::reply::{self, Known};
 use super::socket::Socket;
 use super::state::Shard;
-use crate::proto::classify::{Api, Endpoint};
+use crate::proto::classify::{Api, Endpoint, Prompt};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{Framing, HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
 use crate::proto::message::Phase;
 
 /// How long a connection stays ready for its next request, buffer in hand, before it is put to rest.
 const REST_AFTER_MS: u64 = 1_000;
-/// So much of an unknown model's name is repeated to its caller.
-const MODEL_SHOWN_BYTES_MAX: usize = 256;
 /// About what a busy connection's box and its parts take.
-const BUSY_BYTES: usize = 4608;
+const BUSY_BYTES: usize = 5120;
 /// How long a refused client may pause in what it still sends, and how long it may go on sending, before it is cut off:
 /// meanwhile it can read its answer.
 const LINGERING_CLOSE_MS: u64 = 2_000;
@@ -41,6 +40,8 @@ pub struct Desk {
     pub body: Vec<u8>,
     /// Lines that the router adds to an answer.
     pub lines: Vec<u8>,
+    /// What was read of the prompt.
+    pub prompt: Prompt,
     /// The request on its way to the server.
     pub request: LazyWrite,
 }
@@ -151,27 +152,17 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
             return refuse_unread(client, desk, rejection, Some(what), &known, api).await;
         }
     };
-    let group = {
-        let model = intake.model(client, desk);
-        let group = shard.dispatcher.borrow().resolve(model.as_deref());
-        group.map_err(|rejection| (rejection, not_found(rejection, model.as_deref())))
-    };
-    match group {
-        Ok(group) => {
-            known.group = Some(group);
-            forward::forward(client, desk, &mut intake, group, &mut known, api).await
+    match Asked::read(client, desk, &intake, endpoint) {
+        Ok(asked) => {
+            known.group = Some(asked.group);
+            known.sticky_key = asked.session.map(|session| session.shown);
+            forward::forward(client, desk, &mut intake, &asked, &mut known, api).await
         }
-        Err((rejection, what)) => {
+        Err(Unroutable { rejection, what, group }) => {
+            known.group = group;
             refuse(client, desk, &mut intake, rejection, what.as_deref(), &known, api).await
         }
     }
-}
-
-/// Names the model that no server lists.
-fn not_found(rejection: Rejection, model: Option<&[u8]>) -> Option<String> {
-    let model = model.filter(|_| rejection == Rejection::ModelNotFound)?;
-    let shown = String::from_utf8_lossy(&model[..model.len().min(MODEL_SHOWN_BYTES_MAX)]);
-    Some(format!("no server serves the model `{shown}`; GET /v1/models lists those that are served"))
 }
 
 /// What came of waiting for a head.
@@ -267,8 +258,11 @@ async fn finish_refused(
     close: bool,
 ) -> After {
     let close = close || client.shard.phase.get() >= Phase::Draining;
-    // The limit of the request's whole time is not for its refusal.
+    // The limit of the request's whole time is not for its refusal, and no stop cuts what says that the process stops.
     client.timer.clear_all();
+    if rejection == Rejection::ShuttingDown {
+        client.timer.spare();
+    }
     let sent = reply::refuse(client, Some(&desk.head), rejection, what, known, api, close).await;
     match (sent, close) {
         (false, _) => After::Close,
@@ -284,6 +278,13 @@ async fn finish_refused(
 /// connection and take the answer with it (RFC 9112 section 9.6). A client that goes on sending is cut off.
 async fn lingering_close(client: &mut Client) {
     client.socket.shutdown_write();
+    // The process waits for it when it drains: its end would reset the connection as well.
+    client.unsettled(1);
+    linger(client).await;
+    client.unsettled(-1);
+}
+
+async fn linger(client: &mut Client) {
     let until = client.shard.now().plus_ms(LINGERING_CLOSE_MS_MAX);
     while client.end().is_none() {
         let unread = client.unread().len();
@@ -343,6 +344,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::proto::backend::catalog::Catalog;
+    use crate::proto::classify::caller::CallerRules;
     use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
     use crate::proto::http1::HeadLimits;
     use crate::proto::ids::ShardId;
@@ -351,6 +353,8 @@ mod tests {
     fn limits() -> SessionLimits {
         SessionLimits {
             head: HeadLimits::new(65_536, b"X-Lifeboat-"),
+            caller: CallerRules::new("X-Lifeboat-", None),
+            prompt_seed: 1,
             body_bytes_max: 1 << 20,
             classify_bytes_max: 1 << 20,
             buffered_bytes_max: 1 << 20,

@@ -8,9 +8,9 @@
 use std::cell::UnsafeCell;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -223,6 +223,13 @@ impl Socket {
                 std::mem::size_of::<libc::linger>() as libc::socklen_t,
             );
         }
+    }
+
+    /// The peer's address. `None`: it has none (a Unix socket), or the connection is over.
+    pub fn peer(&self) -> Option<IpAddr> {
+        // SAFETY: the descriptor is open while `self` lives.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        socket2::SockRef::from(&fd).peer_addr().ok()?.as_socket().map(|address| address.ip())
     }
 
     pub fn fd(&self) -> RawFd {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::asked::Calibrations;
 use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
@@ -16,11 +17,13 @@ use super::memory::Memory;
 use super::upstream::Upstreams;
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
-use crate::proto::backend::catalog::{Catalog, Pool, Server};
-use crate::proto::dispatcher::{Dispatcher, Event, Outcome, Placement};
+use crate::proto::backend::catalog::{Catalog, Group, Server};
+use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
+use crate::proto::classify::caller::CallerRules;
+use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
-use crate::proto::ids::{BackendId, ShardId, Ticket};
+use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Notice, Phase, Update, UpstreamFault, Urgency};
 use crate::proto::report::{ServerFigures, ShardReport};
 
@@ -28,6 +31,10 @@ use crate::proto::report::{ServerFigures, ShardReport};
 #[derive(Clone, Debug)]
 pub struct SessionLimits {
     pub head: HeadLimits,
+    /// How requests say who they are.
+    pub caller: CallerRules,
+    /// Secret of the process's prompt hashes.
+    pub prompt_seed: u64,
     pub body_bytes_max: u64,
     pub classify_bytes_max: usize,
     /// This shard's part of what all kept bodies of the process may hold.
@@ -50,11 +57,13 @@ pub struct Faces {
     pub wait_ms: Box<[u8]>,
     pub algorithm: Box<[u8]>,
     pub retries: Box<[u8]>,
+    pub sticky_key: Box<[u8]>,
+    pub prefix_blocks: Box<[u8]>,
     pub reject_reason: Box<[u8]>,
     /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
-    /// By `PoolId`: the pool line.
-    pub pools: Vec<Box<[u8]>>,
+    /// By `GroupId`: the pool line.
+    pub groups: Vec<Box<[u8]>>,
     /// By `BackendId`: the server's own key, where it has one.
     pub credentials: Vec<Option<OwnKey>>,
 }
@@ -72,7 +81,7 @@ impl Faces {
         let server = |server: &Server| {
             bytes(format!("{prefix}Server: {}\r\n{prefix}Weight: {}\r\n", server.name, server.weight_text))
         };
-        let pool = |pool: &Pool| bytes(format!("{prefix}Pool: {}\r\n", pool.name));
+        let group = |group: &Group| bytes(format!("{prefix}Pool: {}\r\n", group.label));
         let credential = |server: &Server| {
             let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
             server.api_key.as_deref().map(own)
@@ -83,9 +92,11 @@ impl Faces {
             wait_ms: name("Wait-ms"),
             algorithm: name("Algorithm"),
             retries: name("Retries"),
+            sticky_key: name("Sticky-Key"),
+            prefix_blocks: name("Prefix-Blocks"),
             reject_reason: name("Reject-Reason"),
             servers: catalog.servers.iter().map(server).collect(),
-            pools: catalog.pools.iter().map(pool).collect(),
+            groups: catalog.groups.iter().map(group).collect(),
         }
     }
 }
@@ -104,6 +115,8 @@ pub struct Shard {
     pub deadlines: Rc<Deadlines>,
     pub upstreams: Upstreams,
     pub figures: RefCell<Figures>,
+    /// Bytes per token, by model.
+    pub calibrations: RefCell<Calibrations>,
     pub dispatcher: RefCell<Dispatcher>,
     pub port: RefCell<ShardPort>,
     pub catalog: RefCell<Rc<Catalog>>,
@@ -112,7 +125,7 @@ pub struct Shard {
     pub ready: Cell<bool>,
     /// Bytes of bodies held for routing and resending.
     pub buffered_bytes: Cell<usize>,
-    /// Writes to clients that were begun and not yet seen through.
+    /// Writes to clients that were begun and not yet seen through, and connections that close gently.
     pub unsettled: Cell<u32>,
     /// Accepting tasks, to be woken when the shard drains.
     pub acceptors: RefCell<Vec<Waker>>,
@@ -159,6 +172,7 @@ impl Shard {
             deadlines: Rc::default(),
             upstreams: Upstreams::default(),
             figures: RefCell::default(),
+            calibrations: RefCell::default(),
             dispatcher: RefCell::new(dispatcher),
             port: RefCell::new(port),
             faces: RefCell::new(Rc::new(Faces::new(header_prefix, &catalog))),
@@ -250,6 +264,39 @@ impl Shard {
         self.notify(Notice::UpstreamFault { backend, fault, errno });
     }
 
+    /// A request of a kv-aware pool goes to that server with this prompt: remembered here, and told to the other shards.
+    pub fn remember(&self, now: Nanos, group: GroupId, backend: BackendId, prompt: &Prompted<'_>) -> Belief {
+        let belief = self.dispatcher.borrow_mut().handle_prompt(now, group, backend, prompt);
+        let mut figures = self.figures.borrow_mut();
+        let counts = &mut figures.server(backend).prefix;
+        counts.matched_blocks += u64::from(belief.matched);
+        counts.total_blocks += prompt.blocks.len() as u64;
+        drop(figures);
+        if self.shards > 1 && !prompt.blocks.is_empty() {
+            let kind = TouchKind::Recorded(prompt.client);
+            self.tell(&Touch { kind, at: now, backend, blocks: prompt.blocks });
+        }
+        belief
+    }
+
+    /// Tells all shards, and applies at once what this one could not tell itself.
+    fn tell(&self, touch: &Touch<'_>) {
+        if !self.port.borrow_mut().touch(touch) {
+            self.dispatcher.borrow_mut().handle_touch(self.id, TouchStage::Settled, touch);
+        }
+    }
+
+    /// Prompt tokens that this shard had computed there are, or are given up.
+    pub fn prefilled(&self, backend: BackendId, work_tokens: u64) {
+        self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
+    }
+
+    /// What was dispatched to the server at `sent` never got there: it holds `keep` leading blocks of the prompt, as before.
+    pub fn unsent(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
+        let tail = &blocks[keep as usize..];
+        self.tell(&Touch { kind: TouchKind::Dropped(sent), at: self.now(), backend, blocks: tail });
+    }
+
     /// The request has left the server: its permit is free.
     pub fn done(&self, backend: BackendId, outcome: Outcome) {
         self.dispatcher.borrow_mut().handle_done(self.now(), backend, outcome);
@@ -305,6 +352,9 @@ impl Shard {
             Message::Socket { fd, .. } => adopt(fd),
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
         });
+        self.port.borrow_mut().poll_touches(now, |from, stage, touch| {
+            self.dispatcher.borrow_mut().handle_touch(from, stage, touch);
+        });
         loop {
             let update = self.port.borrow_mut().poll_update();
             let Some(update) = update else { break };
@@ -326,7 +376,7 @@ impl Shard {
                 *self.catalog.borrow_mut() = Rc::new((**catalog).clone());
             }
             Update::Health { backend, up: false } => self.upstreams.forget(*backend),
-            Update::Health { .. } => {}
+            Update::Health { .. } | Update::Forget { .. } => {}
             Update::Ready(ready) => self.ready.set(*ready),
             Update::Phase(phase) => {
                 self.phase.set(*phase);
@@ -377,6 +427,9 @@ impl Shard {
             servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
             ..ShardReport::new(self.id)
         };
+        let touches = self.port.borrow().touches();
+        (report.touches_sent, report.touches_dropped) = (touches.sent, touches.dropped);
+        report.touch_bytes = touches.bytes;
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
             server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
@@ -384,6 +437,11 @@ impl Shard {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
                 server.faults = counts.faults;
+                server.prefix_matched = counts.prefix.matched_blocks;
+                server.prefix_total = counts.prefix.total_blocks;
+                server.reported_prompt_tokens = counts.prefix.reported_prompt_tokens;
+                server.reported_cached_tokens = counts.prefix.reported_cached_tokens;
+                server.predicted_cached_tokens = counts.prefix.predicted_cached_tokens;
             }
         }
         report

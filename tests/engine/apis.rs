@@ -212,3 +212,102 @@ fn errors_come_in_the_api_s_own_shape() {
     let stats = engine.stats();
     assert_eq!((stats.rejected, stats.completed, stats.requests), (7, 0, 7));
 }
+
+#[test]
+fn sglang_s_generate_repeats_the_text_and_the_counts() {
+    let engine = engine(fast());
+    let mut client = client(&engine);
+    let body = |stream: bool| json!({"text": "hello there", "stream": stream, "sampling_params": {"max_new_tokens": 3}});
+    let whole = post(&mut client, "/generate", &body(false)).json().expect("json");
+    assert_eq!(whole["meta_info"]["prompt_tokens"], 3, "{whole}");
+    assert_eq!(whole["meta_info"]["completion_tokens"], 3);
+    assert_eq!(whole["meta_info"]["finish_reason"], json!({"type": "length", "length": 3}));
+    let events = events(&post(&mut client, "/generate", &body(true)));
+    assert_eq!(events.len(), 3 + 1 + 1, "tokens, end, done");
+    let texts: Vec<&str> = events.iter().filter_map(|(_, data)| data["text"].as_str()).collect();
+    assert!(texts.windows(2).all(|pair| pair[1].starts_with(pair[0])), "{texts:?}");
+    assert_eq!(texts.last().copied(), whole["text"].as_str());
+    assert_eq!(events[0].1["meta_info"]["completion_tokens"], 1);
+    assert_eq!(events[0].1["meta_info"]["finish_reason"], Value::Null);
+    assert_eq!(events[3].1["meta_info"]["finish_reason"]["type"], "length");
+    let ids = json!({"input_ids": [1, 2, 3, 4, 5], "sampling_params": {"max_new_tokens": 1}});
+    let value = post(&mut client, "/generate", &ids).json().expect("json");
+    assert_eq!(value["meta_info"]["prompt_tokens"], 5);
+    for (body, said) in [
+        (json!({}), "text or input_ids"),
+        (json!({"text": ["a", "b"]}), "one prompt per request, got 2"),
+        (json!({"text": "a", "sampling_params": {"max_new_tokens": 0}}), "from 1 to"),
+        (json!({"text": "a", "sampling_params": 1}), "expected an object"),
+    ] {
+        let answer = post(&mut client, "/generate", &body);
+        assert_eq!(answer.status(), 400);
+        assert!(answer.text().contains(said), "{}", answer.text());
+    }
+}
+
+#[test]
+fn vllm_s_token_endpoint_takes_and_gives_token_ids() {
+    let engine = engine(fast());
+    let mut client = client(&engine);
+    let path = "/inference/v1/generate";
+    let body = |stream: bool| json!({"token_ids": [5, 6, 7], "stream": stream, "sampling_params": {"max_tokens": 4}});
+    let whole = post(&mut client, path, &body(false)).json().expect("json");
+    let ids = whole["choices"][0]["token_ids"].as_array().expect("ids").clone();
+    assert_eq!((ids.len(), &whole["choices"][0]["finish_reason"]), (4, &json!("length")));
+    let streamed: Vec<Value> = events(&post(&mut client, path, &body(true)))
+        .iter()
+        .flat_map(|(_, data)| data["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default())
+        .collect();
+    assert_eq!(streamed, ids);
+    for (body, said) in [
+        (json!({"prompt": "x"}), "token_ids: field required"),
+        (json!({"token_ids": "x"}), "a non-empty array of token ids"),
+        (json!({"token_ids": [-1]}), "token ids are whole numbers"),
+    ] {
+        let answer = post(&mut client, path, &body);
+        assert_eq!(answer.status(), 400);
+        assert!(answer.text().contains(said), "{}", answer.text());
+    }
+}
+
+/// What the router reads from an answer as it passes is what the engine says it did, in every API, streamed and not.
+#[test]
+fn answers_tell_a_passing_reader_what_was_cached() {
+    use ringway::proto::account::{Usage, UsageScan};
+    use ringway::proto::classify::Api;
+
+    let text = "shared prefix ".repeat(50);
+    let chat_body = chat(&text, json!({"max_tokens": 3}));
+    let cases: [(&str, Api, Value); 5] = [
+        (CHAT, Api::OpenAi, chat_body.clone()),
+        ("/v1/completions", Api::OpenAi, json!({"prompt": text, "max_tokens": 3})),
+        ("/v1/responses", Api::OpenAi, json!({"input": text, "max_output_tokens": 3})),
+        ("/v1/messages", Api::Anthropic, chat_body),
+        ("/generate", Api::OpenAi, json!({"text": text, "sampling_params": {"max_new_tokens": 3}})),
+    ];
+    for (path, api, body) in cases {
+        let engine = engine(fast());
+        let mut client = client(&engine);
+        for (round, streamed) in [false, true, false, true].into_iter().enumerate() {
+            let mut body = body.clone();
+            if streamed {
+                body["stream"] = json!(true);
+                if matches!(path, CHAT | "/v1/completions") {
+                    body["stream_options"] = json!({"include_usage": true});
+                }
+            }
+            let before = engine.stats();
+            let answer = post(&mut client, path, &body);
+            let after = engine.stats();
+            let mut scan = UsageScan::new(api);
+            answer.body.chunks(7).for_each(|piece| scan.feed(piece));
+            let expected = Usage {
+                prompt_tokens: Some(after.prompt_tokens - before.prompt_tokens),
+                cached_tokens: Some(after.cached_tokens - before.cached_tokens),
+                completion_tokens: Some(3),
+            };
+            assert_eq!(scan.finish(), expected, "{path}, streamed: {streamed}: {}", answer.text());
+            assert_eq!(expected.cached_tokens > Some(0), round > 0, "{path}");
+        }
+    }
+}

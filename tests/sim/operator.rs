@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use ringway::clock::Nanos;
-use ringway::proto::backend::catalog::{Group, RoutingMode};
-use ringway::proto::ids::{BackendId, GroupId, PoolId};
+use ringway::proto::backend::catalog::RoutingMode;
+use ringway::proto::ids::{BackendId, PoolId};
 use ringway::proto::message::{Message, Update};
 
-use super::scenarios::server;
+use super::scenarios::{add_group, server};
 use super::world::{Regime, Step, World};
 
 impl World {
@@ -66,12 +66,11 @@ impl World {
         for group in &mut self.catalog.groups {
             if group.pool == pool {
                 group.candidates.push(id);
+                group.members.push(id);
             }
         }
         // And a model of its own, in a group that no shard has seen before.
-        let group = GroupId(self.catalog.groups.len() as u32);
-        self.catalog.groups.push(Group { candidates: vec![id], pool });
-        self.catalog.models.insert(format!("new-{}", id.0).into_bytes().into(), group);
+        add_group(&mut self.catalog, format!("new-{}", id.0), vec![id], pool);
     }
 
     pub(super) fn send_update(&mut self, shard: usize, update: Update) {

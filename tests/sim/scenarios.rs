@@ -1,9 +1,9 @@
 //! Worlds with a purpose, and the comparison of ways to lease permits.
 
-use std::collections::HashMap;
-
 use ringway::proto::admission::ledger::LeaseRules;
-use ringway::proto::backend::catalog::{Address, Algorithm, Catalog, Group, Pool, RoutingMode, Server};
+use ringway::proto::backend::catalog::{
+    Address, Algorithm, Catalog, Group, KvRules, Pool, Route, RouteId, RoutingMode, Server,
+};
 use ringway::proto::ids::{BackendId, GroupId, PoolId};
 
 use super::world::{Options, World};
@@ -18,7 +18,11 @@ pub fn server(weight: f64, max_concurrency: u32, pool: Option<u16>) -> Server {
         pool: pool.map(PoolId),
         weight,
         weight_text: weight.to_string().into(),
+        affinity_weight: 1.0,
         max_concurrency,
+        max_input_tokens: 0,
+        tier: "".into(),
+        kv_capacity_blocks: 1,
         api_key: None,
         models: Some(Vec::new()),
         removed: false,
@@ -26,24 +30,32 @@ pub fn server(weight: f64, max_concurrency: u32, pool: Option<u16>) -> Server {
 }
 
 pub fn pool(algorithm: Algorithm, routing_mode: RoutingMode, queue_size: u32, queue_timeout_ms: u64) -> Pool {
-    Pool { name: "pool".into(), algorithm, routing_mode, queue_size, queue_timeout_ms }
+    let kv = KvRules::default();
+    Pool { name: "pool".into(), algorithm, routing_mode, queue_size, queue_timeout_ms, kv }
+}
+
+pub fn group(candidates: Vec<BackendId>, pool: PoolId) -> Group {
+    Group { members: candidates.clone(), candidates, pool, tier: "".into(), label: "pool".into() }
+}
+
+/// Adds a group with these candidates, and a model whose requests go there.
+pub fn add_group(catalog: &mut Catalog, model: String, candidates: Vec<BackendId>, pool: PoolId) {
+    let route = RouteId(catalog.routes.len() as u32);
+    catalog.routes.push(Route::to(GroupId(catalog.groups.len() as u32), pool));
+    catalog.groups.push(group(candidates, pool));
+    catalog.models.insert(model.into_bytes().into(), vec![route]);
 }
 
 /// One group per pool with all its servers, `model-0` and so on; unnamed requests go to the first.
 pub fn catalog(servers: Vec<Server>, pools: Vec<Pool>) -> Catalog {
-    let group_of = |pool: u16| Group {
-        candidates: (0..servers.len() as u16)
-            .map(BackendId)
-            .filter(|id| servers[id.index()].pool == Some(PoolId(pool)))
-            .collect(),
-        pool: PoolId(pool),
-    };
-    let groups: Vec<Group> = (0..pools.len() as u16).map(group_of).collect();
-    let mut models = HashMap::new();
-    for i in 0..groups.len() as u32 {
-        models.insert(format!("model-{i}").into_bytes().into_boxed_slice(), GroupId(i));
+    let mut catalog = Catalog { version: 1, servers, pools, ..Catalog::default() };
+    for pool in (0..catalog.pools.len() as u16).map(PoolId) {
+        let ids = (0..catalog.servers.len() as u16).map(BackendId);
+        let candidates = ids.filter(|id| catalog.server(*id).pool == Some(pool)).collect();
+        add_group(&mut catalog, format!("model-{}", pool.0), candidates, pool);
     }
-    Catalog { version: 1, servers, pools, groups, models, unnamed: Some(GroupId(0)), ..Catalog::default() }
+    catalog.unnamed = vec![RouteId(0)];
+    catalog
 }
 
 /// Like servers under steady load: `load` times what they can take at once, nothing else going on.

@@ -5,14 +5,16 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 
 use ringway::clock::Nanos;
 use ringway::proto::admission::ledger::LeaseRules;
-use ringway::proto::backend::catalog::{Algorithm, Catalog, Group, RoutingMode};
-use ringway::proto::dispatcher::{Decision, Dispatcher, DispatcherOptions, Event, Outcome, Placement};
+use ringway::proto::backend::catalog::{Algorithm, Catalog, RoutingMode};
+use ringway::proto::dispatcher::{
+    Decision, Dispatcher, DispatcherOptions, Event, Outcome, Placement, Wanted,
+};
 use ringway::proto::error::Rejection;
 use ringway::proto::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use ringway::proto::message::{Message, Tried, Update, Urgency};
 use ringway::proto::report::ShardReport;
 
-use super::scenarios::{catalog, pool, server};
+use super::scenarios::{add_group, catalog, pool, server};
 
 /// splitmix64.
 #[derive(Clone, Debug)]
@@ -277,9 +279,8 @@ impl World {
         let all: Vec<_> = (0..catalog.servers.len() as u16).map(BackendId).collect();
         let some = all.iter().copied().filter(|_| rng.chance(0.5)).collect();
         for candidates in [all, some] {
-            let id = GroupId(catalog.groups.len() as u32);
-            catalog.groups.push(Group { candidates, pool: mixed });
-            catalog.models.insert(format!("mixed-{}", id.0).into_bytes().into(), id);
+            let model = format!("mixed-{}", catalog.groups.len());
+            add_group(&mut catalog, model, candidates, mixed);
         }
         let options = Options {
             requests: 150 + rng.below(250) as u32,
@@ -419,7 +420,7 @@ impl World {
         let Request { shard, group, tried, .. } = self.requests[index];
         self.requests[index].since = self.now;
         self.requests[index].room = self.has_room(group);
-        match self.shards[shard].handle_request(self.now, group, tried) {
+        match self.shards[shard].handle_request(self.now, group, &Wanted { tried, ..Wanted::default() }) {
             Decision::Dispatch(placement) => {
                 assert_eq!(placement.wait_ns, 0);
                 self.begin(index, placement);

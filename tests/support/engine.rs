@@ -1,6 +1,7 @@
 //! Scripted engines: what an engine does with a request is a closure, one thread per connection runs it.
 //!
-//! `GET /health` and `GET /v1/models` are answered by [`Probe`]s and are not counted as requests. Everything else is
+//! `GET /health` and `GET /v1/models` are answered by [`Probe`]s and are not counted as requests; nor is what the router asks
+//! on its own account about the engine's cache ([`FIGURES`]). Everything else is
 //! recorded as it came (head bytes, body, connection, time) and given to the closure.
 //!
 //! *Invariant*: an engine that was sent malformed HTTP fails its test when it is dropped.
@@ -38,6 +39,9 @@ pub enum Next {
     /// Close in order when no request has come after this span.
     CloseAfter(Duration),
 }
+
+/// Where engines publish figures of themselves. Requests there are the router's own, like probes.
+pub const FIGURES: [&str; 3] = ["/metrics", "/props", "/get_server_info"];
 
 /// What a probe path answers.
 #[derive(Debug, Clone)]
@@ -104,6 +108,7 @@ pub(super) struct Shared {
 pub(super) struct State {
     health: Probe,
     models: Probe,
+    published: HashMap<String, Probe>,
     health_seen: usize,
     models_seen: usize,
     pub(super) requests: Vec<Request>,
@@ -154,6 +159,7 @@ enum Listener {
 pub struct EngineSetup {
     health: Probe,
     models: Probe,
+    published: HashMap<String, Probe>,
     place: Place,
     keep_bodies: bool,
 }
@@ -163,6 +169,7 @@ impl Default for EngineSetup {
         EngineSetup {
             health: Probe::ok(),
             models: Probe::models(&["m"]),
+            published: FIGURES.iter().map(|path| ((*path).into(), Probe::Reply(404, "{}".into()))).collect(),
             place: Place::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             keep_bodies: true,
         }
@@ -179,6 +186,11 @@ impl EngineSetup {
     }
     pub fn models(mut self, probe: Probe) -> Self {
         self.models = probe;
+        self
+    }
+    /// What the engine tells of itself at `path`; without this it tells nothing at any of [`FIGURES`].
+    pub fn publishes(mut self, path: &str, probe: Probe) -> Self {
+        self.published.insert(path.into(), probe);
         self
     }
     pub fn address(mut self, address: SocketAddr) -> Self {
@@ -203,6 +215,7 @@ impl EngineSetup {
             state: Mutex::new(State {
                 health: self.health,
                 models: self.models,
+                published: self.published,
                 health_seen: 0,
                 models_seen: 0,
                 requests: Vec::new(),
@@ -328,6 +341,9 @@ impl Engine {
     }
     pub fn set_health(&self, probe: Probe) {
         self.shared.lock().health = probe;
+    }
+    pub fn publish(&self, path: &str, probe: Probe) {
+        self.shared.lock().published.insert(path.into(), probe);
     }
     pub fn set_models(&self, probe: Probe) {
         self.shared.lock().models = probe;
@@ -460,6 +476,7 @@ fn serve(wire: &mut Wire, number: usize, shared: &Arc<Shared>) -> Next {
                     state.models_seen += 1;
                     Some(state.models.clone())
                 }
+                ("GET", path) => state.published.get(path).cloned(),
                 _ => None,
             }
         };

@@ -14,11 +14,12 @@ pub mod client;
 pub mod engine;
 pub mod exchange;
 pub mod metrics;
+pub mod prompts;
 pub mod router;
 pub mod time;
 pub mod wire;
 
-pub use client::{Client, Response, request};
+pub use client::{Client, Response, once, request};
 pub use engine::{Closed, Engine, EngineSetup, Next, Probe, Request};
 pub use exchange::Exchange;
 pub use metrics::Metrics;

@@ -367,6 +367,25 @@ impl Router {
         once(self.admin, "GET", target, b"")
     }
 
+    /// A request to the admin listener, with a JSON body where there is one.
+    #[track_caller]
+    pub fn admin_ask(&self, method: &str, target: &str, body: &str) -> Response {
+        let json = [("Content-Type", "application/json")];
+        let headers = if body.is_empty() { &[][..] } else { &json[..] };
+        Client::connect(self.admin).ask(method, target, headers, body.as_bytes())
+    }
+    /// Sets a server's weight while the router runs, and waits until every shard has heard of it.
+    #[track_caller]
+    pub fn set_weight(&self, name: &str, weight: &str) {
+        let response = self.admin_ask(
+            "PATCH",
+            &format!("/admin/v1/servers/{name}"),
+            &format!("{{\"weight\":{weight}}}"),
+        );
+        assert_eq!(response.status, 200, "PATCH weight of {name}: {}", response.text());
+        self.settle();
+    }
+
     #[track_caller]
     pub fn metrics(&self) -> Metrics {
         let response = self.admin_get("/metrics");

@@ -2,11 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{REPORT_WAIT_MS, Shared};
-use crate::control::figures::Figures;
+use super::show::state_json;
+use super::{REPORT_WAIT_MS, Shared, servers};
 use crate::control::metrics::{Format, render};
 use crate::control::port::Port;
-use crate::control::state::ShardState;
 use crate::proto::http1::{Method, RequestHead};
 
 /// What stands behind a path.
@@ -19,6 +18,10 @@ enum Room {
     Metrics,
     State,
     Config,
+    /// `/admin/v1/servers/{name}`
+    Server,
+    /// `/admin/v1/servers/{name}/drain`
+    Drain,
     /// Known, and not in this version.
     Later,
 }
@@ -37,8 +40,8 @@ fn find(path: &str) -> Option<(Room, &'static [Method])> {
         "/admin/v1/config" => (Room::Config, GET),
         "/admin/v1/reload" | "/admin/v1/servers" => (Room::Later, &[Method::Post]),
         _ => match path.strip_prefix("/admin/v1/servers/").map(|rest| rest.split_once('/')) {
-            Some(Some((name, "drain"))) if !name.is_empty() => (Room::Later, &[Method::Post]),
-            Some(None) if path != "/admin/v1/servers/" => (Room::Later, &[Method::Patch, Method::Delete]),
+            Some(Some((name, "drain"))) if !name.is_empty() => (Room::Drain, &[Method::Post]),
+            Some(None) if path != "/admin/v1/servers/" => (Room::Server, &[Method::Patch, Method::Delete]),
             _ => match path.strip_prefix("/v1/registrations/") {
                 Some(id) if !id.is_empty() && !id.contains('/') => {
                     (Room::Later, &[Method::Put, Method::Delete])
@@ -74,6 +77,9 @@ GET /readiness          200 while requests can be routed, else 503
 GET /metrics            figures for Prometheus
 GET /admin/v1/state     pools, servers, shards, as JSON
 GET /admin/v1/config    effective configuration, as JSON (or TOML, if accepted)
+
+PATCH /admin/v1/servers/NAME         {\"weight\":0} and max_concurrency, max_input_tokens, routing_tier; answers its new state
+POST  /admin/v1/servers/NAME/drain   weight 0; answers when nothing runs on it any more, or after ?timeout_ms=N
 "
 );
 
@@ -88,7 +94,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn json(status: u16, value: &Value) -> Answer {
+    pub(super) fn json(status: u16, value: &Value) -> Answer {
         let body = format!("{value}\n").into_bytes();
         Answer { status, content_type: "application/json", allow: None, body }
     }
@@ -111,8 +117,10 @@ impl Answer {
         let reason = match self.status {
             200 => "OK",
             400 => "Bad Request",
+            403 => "Forbidden",
             404 => "Not Found",
             405 => "Method Not Allowed",
+            409 => "Conflict",
             414 => "URI Too Long",
             413 => "Content Too Large",
             431 => "Request Header Fields Too Large",
@@ -144,8 +152,28 @@ impl Answer {
     }
 }
 
-/// Answers one request; `buf` is what its head was parsed from.
-pub(super) async fn answer<P: Port>(shared: &Shared<P>, head: &RequestHead, buf: &[u8]) -> Answer {
+/// Whether the answer to a request depends on its body.
+pub(super) fn takes_body(head: &RequestHead, buf: &[u8]) -> bool {
+    let path = String::from_utf8_lossy(head.path(buf));
+    let room = find(&path).filter(|(_, methods)| methods.contains(&head.method)).map(|(room, _)| room);
+    matches!((room, head.method), (Some(Room::Server), Method::Patch) | (Some(Room::Drain), _))
+}
+
+/// A browser says which page's script sent a request. Pages of others may not change anything here, and a reader of pages
+/// on this host is who could be made to.
+fn foreign_origin(head: &RequestHead, buf: &[u8]) -> bool {
+    let Some(origin) = head.named(buf, b"origin").map(|span| span.of(buf)) else { return false };
+    let host = head.host.map_or(&b""[..], |span| span.of(buf));
+    !origin.strip_prefix(b"http://").is_some_and(|of| of.eq_ignore_ascii_case(host))
+}
+
+/// Answers one request; `buf` is what its head was parsed from, `body` what [`takes_body`] asked for.
+pub(super) async fn answer<P: Port>(
+    shared: &Shared<P>,
+    head: &RequestHead,
+    buf: &[u8],
+    body: &[u8],
+) -> Answer {
     let path = String::from_utf8_lossy(head.path(buf));
     let Some((room, methods)) = find(&path) else {
         return Answer::error(404, "not_found", "no such path; GET / lists what is there");
@@ -155,6 +183,9 @@ pub(super) async fn answer<P: Port>(shared: &Shared<P>, head: &RequestHead, buf:
         let mut answer = Answer::error(405, "method_not_allowed", &format!("this path takes {allow}"));
         answer.allow = Some(allow);
         return answer;
+    }
+    if !GET.contains(&head.method) && foreign_origin(head, buf) {
+        return Answer::error(403, "foreign_origin", "a page of another origin may not change anything here");
     }
     match room {
         Room::Index => Answer::text("text/plain; charset=utf-8", INDEX),
@@ -181,13 +212,19 @@ pub(super) async fn answer<P: Port>(shared: &Shared<P>, head: &RequestHead, buf:
             let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
             let uptime_s = shared.clock.now().0 as f64 / 1e9;
             let state = shared.state.borrow();
-            Answer::json(200, &state_json(&figures, state.shards(), uptime_s))
+            Answer::json(200, &state_json(&figures, state.shards(), state.phase(), uptime_s))
         }
         Room::Config => {
             let accept = head.named(buf, b"accept").map(|span| span.of(buf));
             config(&shared.options.config_text, accept == Some(b"application/toml"))
         }
-        Room::Later => Answer::error(501, "not_implemented", "not in this version"),
+        Room::Server if head.method == Method::Patch => servers::patch(shared, &path, body).await,
+        Room::Drain => {
+            let whole = String::from_utf8_lossy(head.path_and_query.of(buf));
+            let query = whole.split_once('?').map_or("", |(_, query)| query);
+            servers::drain(shared, &path, query, body).await
+        }
+        Room::Server | Room::Later => Answer::error(501, "not_implemented", "not in this version"),
     }
 }
 
@@ -202,67 +239,9 @@ fn config(text: &str, as_toml: bool) -> Answer {
     }
 }
 
-/// The body of `/admin/v1/state`. A standalone server stands in its built-in pool, which bears its name.
-fn state_json(figures: &Figures, shards: &[ShardState], uptime_s: f64) -> Value {
-    let pools: Vec<Value> = figures
-        .pools
-        .iter()
-        .enumerate()
-        .map(|(index, pool)| {
-            let servers: Vec<Value> = figures
-                .servers
-                .iter()
-                .filter(|row| match row.pool_index {
-                    Some(of) => of == index,
-                    None => row.name == pool.name,
-                })
-                .map(|row| {
-                    json!({
-                        "name": row.name, "url": row.url, "state": row.state, "weight": row.weight,
-                        "in_flight": row.in_flight, "max_concurrency": row.max_concurrency,
-                        "dispatched": row.dispatched, "share": row.share, "weight_share": row.weight_share,
-                        "drift": row.drift(), "drift_cause": null, "models": row.models,
-                    })
-                })
-                .collect();
-            json!({
-                "name": pool.name, "algorithm": pool.algorithm, "routing_mode": pool.routing_mode,
-                "queued": pool.queued, "servers": servers,
-            })
-        })
-        .collect();
-    let shards: Vec<Value> = shards
-        .iter()
-        .enumerate()
-        .map(|(number, shard)| {
-            let driver = match shard {
-                ShardState::Running { io_uring: true } => "io_uring".into(),
-                ShardState::Running { io_uring: false } => "epoll".into(),
-                ShardState::Starting | ShardState::Failed => Value::Null,
-            };
-            let state = match shard {
-                ShardState::Starting => "starting",
-                ShardState::Running { .. } => "running",
-                ShardState::Failed => "failed",
-            };
-            let row = figures.shards.iter().find(|row| row.shard == number);
-            json!({
-                "shard": number, "state": state, "driver": driver,
-                "connections": row.map(|row| row.connections), "accepted": row.map(|row| row.accepted),
-                "active": row.map(|row| row.active), "finished": row.map(|row| row.finished),
-            })
-        })
-        .collect();
-    json!({
-        "pools": pools, "shards": shards, "uptime_s": (uptime_s * 1e3).round() / 1e3,
-        "version": env!("CARGO_PKG_VERSION"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::figures::tests::sample;
 
     #[test]
     fn every_path_of_the_admin_api_is_known_with_its_methods() {
@@ -272,8 +251,11 @@ mod tests {
             }
             other => panic!("{path}: {other:?}"),
         };
-        assert_eq!(later("/admin/v1/servers/gpu0"), "PATCH DELETE");
-        assert_eq!(later("/admin/v1/servers/gpu0/drain"), "POST");
+        assert_eq!(
+            find("/admin/v1/servers/gpu0"),
+            Some((Room::Server, &[Method::Patch, Method::Delete][..]))
+        );
+        assert_eq!(find("/admin/v1/servers/gpu0/drain"), Some((Room::Drain, &[Method::Post][..])));
         assert_eq!(later("/admin/v1/servers"), "POST");
         assert_eq!(later("/admin/v1/reload"), "POST");
         assert_eq!(later("/v1/registrations/r1"), "PUT DELETE");
@@ -296,46 +278,6 @@ mod tests {
         ] {
             assert_eq!(find(path), None, "{path}");
         }
-    }
-
-    #[test]
-    fn the_state_has_the_fields_of_the_reference() {
-        let shards = [ShardState::Running { io_uring: true }, ShardState::Starting];
-        let mut figures = sample();
-        let mut own = figures.pools[0].clone();
-        own.name = "spare".into();
-        own.queued = 0;
-        figures.pools.push(own);
-        let state = state_json(&figures, &shards, 12.345_678);
-        assert_eq!(state["pools"][0]["name"], "chat");
-        assert_eq!(state["pools"][0]["queued"], 6);
-        let server = &state["pools"][0]["servers"][0];
-        for field in [
-            "name",
-            "url",
-            "state",
-            "weight",
-            "in_flight",
-            "max_concurrency",
-            "dispatched",
-            "share",
-            "weight_share",
-            "drift",
-            "drift_cause",
-            "models",
-        ] {
-            assert!(server.get(field).is_some(), "no {field} in {server}");
-        }
-        assert_eq!(
-            (&server["in_flight"], &server["share"], &server["drift"]),
-            (&json!(4), &json!(0.75), &json!(0.0))
-        );
-        assert_eq!(state["pools"][0]["servers"].as_array().unwrap().len(), 2);
-        assert_eq!(state["pools"][1]["servers"][0]["name"], "spare");
-        assert_eq!(state["shards"][0]["driver"], "io_uring");
-        assert_eq!(state["shards"][1]["state"], "starting");
-        assert_eq!(state["uptime_s"], 12.346);
-        assert_eq!(state["version"], env!("CARGO_PKG_VERSION"));
     }
 
     #[test]

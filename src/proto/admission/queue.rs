@@ -172,7 +172,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::backend::catalog::{Algorithm, Group, Pool};
+    use crate::proto::backend::catalog::{Algorithm, Group, KvRules, Pool};
 
     const A: BackendId = BackendId(0);
     const ONE: GroupId = GroupId(0);
@@ -186,8 +186,10 @@ mod tests {
             routing_mode,
             queue_size,
             queue_timeout_ms: 1000,
+            kv: KvRules::default(),
         };
-        let group = Group { candidates: vec![A], pool: PoolId(0) };
+        let (pool_id, tier, label) = (PoolId(0), "".into(), "p".into());
+        let group = Group { candidates: vec![A], members: vec![A], pool: pool_id, tier, label };
         let catalog = Catalog { pools: vec![pool], groups: vec![group.clone(), group], ..Catalog::default() };
         let mut queue = Queue::default();
         queue.configure(&catalog);

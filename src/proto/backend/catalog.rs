@@ -3,8 +3,13 @@
 //! The control thread builds it from the configuration and from what engines list at `/v1/models`, and hands each shard
 //! its own copy. A change makes a new version; ids keep their meaning for the life of the process.
 //!
-//! *Invariant*: `BackendId`, `PoolId` and `GroupId` index `servers`, `pools` and `groups`; all three only grow.
-//! *Cost*: resolving a model is one hash lookup.
+//! A request's model and tier name a [`Route`]; its estimated input tokens pick one of the route's groups.
+//!
+//! *Invariant*: `BackendId`, `PoolId` and `GroupId` index `servers`, `pools` and `groups`; all three only grow. Routes are
+//! numbered anew with every version.
+//! *Cost*: finding a route is one hash lookup and a scan of the tiers that have the model; finding its group a scan of its
+//! few token classes. Neither allocates.
+//! *Source*: the Lifeboat rules, sections 1 to 3.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -38,8 +43,18 @@ pub struct Server {
     pub weight: f64,
     /// `weight` in its shortest decimal form, as the header shows it.
     pub weight_text: Box<str>,
+    /// The last non-zero weight of its life, 1 where it never had one: what sticky keys are spread by, so that a drained
+    /// server keeps its keys.
+    pub affinity_weight: f64,
     /// In-flight ceiling over all shards; 0: none.
     pub max_concurrency: u32,
+    /// Longest input it takes, in estimated tokens; 0: any.
+    pub max_input_tokens: u32,
+    /// The sub-pool it is isolated in; empty for most.
+    pub tier: Box<str>,
+    /// Prefix blocks its engine's cache is taken to hold, at least 1: as the engine says, else as its pool is configured,
+    /// else [`KV_CAPACITY_BLOCKS`].
+    pub kv_capacity_blocks: u32,
     /// Sent to the engine as `Authorization: Bearer …` instead of the caller's; `None`: the caller's passes.
     pub api_key: Option<Box<str>>,
     /// Models served; `None` until the engine has answered, empty for "every model".
@@ -53,6 +68,8 @@ pub struct Server {
 pub enum Algorithm {
     WeightedRoundRobin,
     LeastConnections,
+    StickySession,
+    KvAware,
 }
 
 impl Algorithm {
@@ -61,6 +78,17 @@ impl Algorithm {
         match self {
             Algorithm::WeightedRoundRobin => "weighted-round-robin",
             Algorithm::LeastConnections => "least-connections",
+            Algorithm::StickySession => "sticky-session",
+            Algorithm::KvAware => "kv-aware",
+        }
+    }
+
+    /// What decides where this algorithm has no preference, or it cannot be followed.
+    pub const fn fallback(self) -> Algorithm {
+        match self {
+            Algorithm::KvAware => Algorithm::WeightedRoundRobin,
+            Algorithm::StickySession => Algorithm::LeastConnections,
+            own => own,
         }
     }
 }
@@ -76,6 +104,46 @@ pub enum RoutingMode {
     Unlimited,
 }
 
+/// Prefix blocks of a server whose engine and configuration say nothing.
+pub const KV_CAPACITY_BLOCKS: u32 = 65_536;
+/// Most prefix blocks that one server may be taken to hold.
+pub const KV_CAPACITY_BLOCKS_MAX: u32 = 16 << 20;
+
+/// How a kv-aware pool matches prompts. The Lifeboat rules, section 5.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvRules {
+    /// Prompt bytes per block, 64 to 65,536.
+    pub block_bytes: u32,
+    /// Fewer leading blocks than this are no useful match.
+    pub min_match_blocks: u32,
+    /// How far above the least load a server may be and still count as least busy: requests per unit of weight …
+    pub affinity_slack_abs: f64,
+    /// … or this part of the least load, whichever is more.
+    pub affinity_slack_rel: f64,
+    /// Blocks per server where its engine does not say; 0: [`KV_CAPACITY_BLOCKS`].
+    pub kv_capacity_blocks: u32,
+}
+
+impl Default for KvRules {
+    fn default() -> Self {
+        KvRules {
+            block_bytes: 256,
+            min_match_blocks: 2,
+            affinity_slack_abs: 2.0,
+            affinity_slack_rel: 0.25,
+            kv_capacity_blocks: 0,
+        }
+    }
+}
+
+impl KvRules {
+    /// What a server is taken to hold: as its engine says, else as configured, else [`KV_CAPACITY_BLOCKS`].
+    pub fn capacity_blocks(&self, engine: Option<u32>) -> u32 {
+        let configured = (self.kv_capacity_blocks > 0).then_some(self.kv_capacity_blocks);
+        engine.or(configured).unwrap_or(KV_CAPACITY_BLOCKS).clamp(1, KV_CAPACITY_BLOCKS_MAX)
+    }
+}
+
 /// A named group of servers with one algorithm and one routing mode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
@@ -86,16 +154,64 @@ pub struct Pool {
     pub queue_size: u32,
     /// How long one may wait, in milliseconds.
     pub queue_timeout_ms: u64,
+    /// Read where `algorithm` is [`Algorithm::KvAware`].
+    pub kv: KvRules,
 }
 
-/// The candidates of a model, and the pool whose rules apply to them.
-#[derive(Clone, Debug, PartialEq)]
+/// The candidates of requests, and the pool whose rules apply to them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Servers that may take the request, in configuration order; never empty.
     pub candidates: Vec<BackendId>,
-    /// Index into [`Catalog::pools`]. The candidates' own pool if they share one; else the built-in pool `mixed`, or one
-    /// named after the only, standalone, candidate.
+    /// All servers of the model in this tier, whatever input they admit, in configuration order: what session keys are
+    /// hashed over, so that a long request does not move a session's short ones.
+    pub members: Vec<BackendId>,
+    /// Index into [`Catalog::pools`]. The members' own pool if they share one; else the built-in pool `mixed`, or one
+    /// named after the only, standalone, member.
     pub pool: PoolId,
+    /// The tier of every member.
+    pub tier: Box<str>,
+    /// What responses call it: the pool's name, or `pool/tier`.
+    pub label: Box<str>,
+}
+
+/// Index into [`Catalog::routes`], of one version of the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteId(pub u32);
+
+/// Where requests for some models go in one tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub tier: Box<str>,
+    /// The pool of all its groups.
+    pub pool: PoolId,
+    /// By rising limit; never empty. The first admits every member.
+    pub classes: Vec<TokenClass>,
+}
+
+/// Requests up to a length, and who takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenClass {
+    /// Estimated input tokens, at most; `u64::MAX`: any number.
+    pub tokens_max: u64,
+    pub group: GroupId,
+}
+
+impl Route {
+    /// A route with one group, for any input.
+    pub fn to(group: GroupId, pool: PoolId) -> Route {
+        Route { tier: "".into(), pool, classes: vec![TokenClass { tokens_max: u64::MAX, group }] }
+    }
+
+    /// The group of an input of so many tokens (0: unknown). `None`: longer than every member admits.
+    pub fn group(&self, tokens: u64) -> Option<GroupId> {
+        self.classes.iter().find(|class| tokens <= class.tokens_max).map(|class| class.group)
+    }
+
+    /// The group of all members.
+    pub fn widest(&self) -> GroupId {
+        self.classes[0].group
+    }
 }
 
 /// See the module's text.
@@ -106,14 +222,23 @@ pub struct Catalog {
     pub servers: Vec<Server>,
     pub pools: Vec<Pool>,
     pub groups: Vec<Group>,
-    /// Model name, as it stands in a request, to the servers that list it.
-    pub models: HashMap<Box<[u8]>, GroupId>,
-    /// Requests whose model no server lists: the servers that serve every model.
-    pub unlisted: Option<GroupId>,
-    /// Requests that name no model: every server.
-    pub unnamed: Option<GroupId>,
+    pub routes: Vec<Route>,
+    /// Model name, as it stands in a request, to its routes, one per tier with a server that lists it.
+    pub models: HashMap<Box<[u8]>, Vec<RouteId>>,
+    /// Requests whose model no server of their tier lists: per tier, the servers that serve every model.
+    pub unlisted: Vec<RouteId>,
+    /// Requests that name no model: per tier, every server.
+    pub unnamed: Vec<RouteId>,
     /// Some server has not yet said what it serves: an unknown model may be on it.
     pub learning: bool,
+    /// Some route's pool is kv-aware: prompts are worth reading.
+    pub has_kv_pools: bool,
+    /// [`KvRules::block_bytes`] of the first such pool.
+    pub kv_block_bytes: u32,
+    /// Some route's pool is sticky-session.
+    pub has_sticky_pools: bool,
+    /// Some server has a [`Server::max_input_tokens`]: tokens are worth estimating.
+    pub has_token_limits: bool,
     /// The answer to `GET /v1/models`: union over live servers, JSON.
     pub models_body: Box<[u8]>,
 }
@@ -127,5 +252,32 @@ impl Catalog {
     }
     pub fn pool(&self, id: PoolId) -> &Pool {
         &self.pools[id.index()]
+    }
+
+    /// The route of a model as named in the request (`None`: it names none) in a tier (empty: none named). `None`: nobody
+    /// serves that model in that tier.
+    pub fn route(&self, model: Option<&[u8]>, tier: &[u8]) -> Option<&Route> {
+        let Some(model) = model else { return self.route_in(&self.unnamed, tier) };
+        let listed = self.models.get(model).and_then(|routes| self.route_in(routes, tier));
+        listed.or_else(|| self.route_in(&self.unlisted, tier))
+    }
+
+    fn route_in(&self, routes: &[RouteId], tier: &[u8]) -> Option<&Route> {
+        routes.iter().map(|id| &self.routes[id.0 as usize]).find(|route| route.tier.as_bytes() == tier)
+    }
+
+    /// Whether some server of any tier serves that model, as far as is known.
+    pub fn knows(&self, model: &[u8]) -> bool {
+        !self.unlisted.is_empty() || self.models.contains_key(model)
+    }
+
+    /// Whether some server is in that tier.
+    pub fn has_tier(&self, tier: &[u8]) -> bool {
+        self.route_in(&self.unnamed, tier).is_some()
+    }
+
+    /// The groups that some request can resolve to; some more than once.
+    pub fn groups_in_use(&self) -> impl Iterator<Item = GroupId> {
+        self.routes.iter().flat_map(|route| &route.classes).map(|class| class.group)
     }
 }

@@ -74,7 +74,7 @@ pub struct Match {
 pub struct MemoryFigures {
     /// Remembered now.
     pub held: u64,
-    /// May be remembered: as configured, or less where `bytes_max` says so.
+    /// May be remembered: as configured, or less where `bytes_max` or the engine's reports say so.
     pub capacity: u64,
     pub configured: u64,
     /// Match already and wait to be recorded, beside what is held.
@@ -90,8 +90,22 @@ struct Member {
     domain: PoolId,
     slot: u16,
     configured: u32,
+    /// See [`PrefixMemory::narrow`].
+    narrowed: u32,
     memory: ServerMemory,
 }
+
+impl Member {
+    fn narrow(&mut self) {
+        let part = NARROWING.powi(self.narrowed as i32);
+        self.memory.set_limit((f64::from(self.memory.capacity()) * part) as u32);
+    }
+}
+
+/// What one step leaves of a server's memory: short reports, one by one, find an engine's size within a few hundred.
+const NARROWING: f64 = 127.0 / 128.0;
+/// (127/128)^530 is a 64th.
+pub const NARROWED_MAX: u32 = 530;
 
 /// The servers of one pool.
 #[derive(Debug)]
@@ -160,7 +174,8 @@ impl PrefixMemory {
         of.slots[slot] = Some(server);
         // What is in force is set by `fit`.
         let memory = ServerMemory::new(0);
-        self.members[at] = Some(Box::new(Member { domain, slot: slot as u16, configured: capacity, memory }));
+        self.members[at] =
+            Some(Box::new(Member { domain, slot: slot as u16, configured: capacity, narrowed: 0, memory }));
         self.fit();
     }
 
@@ -192,6 +207,15 @@ impl PrefixMemory {
         Some((member, domain))
     }
 
+    /// The engine turned out to hold less than its server was taken to: from the next recording on so many steps less
+    /// ([`NARROWING`] each, at most [`NARROWED_MAX`]), oldest blocks first as ever. 0: all of the capacity.
+    pub fn narrow(&mut self, server: BackendId, steps: u32) {
+        if let Some(Some(member)) = self.members.get_mut(server.index()) {
+            member.narrowed = steps.min(NARROWED_MAX);
+            member.narrow();
+        }
+    }
+
     /// Gives each server the capacity that it may have within `bytes_max`.
     fn fit(&mut self) {
         let mut cut = Cut::default();
@@ -206,6 +230,7 @@ impl PrefixMemory {
                     self.domains[member.domain.index()].as_mut().expect("a member's domain is there");
                 if (capacity < member.memory.capacity()) == shrink {
                     member.memory.resize(capacity, &mut domain.index, member.slot);
+                    member.narrow();
                 }
             }
             for (pool, domain) in self.domains.iter_mut().enumerate() {
@@ -245,6 +270,28 @@ impl PrefixMemory {
         self.fixed_bytes()
             + self.members.iter().flatten().map(|member| member.memory.bytes()).sum::<usize>()
             + self.domains.iter().flatten().map(|domain| domain.index.bytes()).sum::<usize>()
+    }
+
+    /// Finds which servers of the domain hold how many leading blocks, in one pass over the prompt whatever the number of
+    /// servers; [`PrefixMemory::matches`] then tells.
+    #[inline]
+    pub fn find_matches(&mut self, domain: PoolId, blocks: &[u64]) {
+        if let Some(Some(domain)) = self.domains.get_mut(domain.index()) {
+            let Domain { index, levels, .. } = &mut **domain;
+            index.lookup(blocks, levels);
+        }
+    }
+
+    /// What was found last: every server that holds the first block, longest match first, of equals those first that were configured
+    /// first. Costs only for those that are asked for.
+    pub fn matches(&self, domain: PoolId) -> impl Iterator<Item = Match> + Clone {
+        let domain = self.domains.get(domain.index()).and_then(Option::as_deref);
+        domain.into_iter().flat_map(|Domain { slots, levels, .. }| {
+            levels.iter().rev().flat_map(move |level| {
+                let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
+                backends.map(|backend| Match { backend, blocks: level.blocks })
+            })
+        })
     }
 
     /// Puts every server of the domain that holds the first block into `out` (emptied first) with its number of matched
@@ -323,7 +370,7 @@ impl PrefixMemory {
         let Some(Some(member)) = self.members.get(server.index()) else { return MemoryFigures::default() };
         MemoryFigures {
             held: u64::from(member.memory.held()),
-            capacity: u64::from(member.memory.capacity()),
+            capacity: u64::from(member.memory.limit()),
             configured: u64::from(member.configured),
             announced: u64::from(member.memory.announced()),
             clients: member.memory.clients.len() as u64,

@@ -39,6 +39,14 @@ pub struct Row {
     pub in_flight: u32,
     /// The peers' requests on it, as last heard.
     pub peers: u32,
+    /// Prompt tokens that this shard's requests still have computed there, as far as estimated; 0 outside kv-aware pools.
+    pub prefill_tokens: u64,
+    /// The same of the peers' requests, as last heard.
+    pub prefill_tokens_peers: u64,
+    /// Steps by which reports to this shard narrowed its prefix memory, and to its peers, as last heard. Below 0 where others
+    /// narrowed and reports here widened.
+    pub narrowed: i32,
+    pub narrowed_peers: i32,
     /// Permits leased to this shard.
     pub held: u32,
     /// The least number of permits that was free since the last sweep: so many nobody needed.
@@ -62,6 +70,10 @@ impl Row {
             recalled: false,
             in_flight: 0,
             peers: 0,
+            prefill_tokens: 0,
+            prefill_tokens_peers: 0,
+            narrowed: 0,
+            narrowed_peers: 0,
             held: 0,
             free_low: 0,
             failures: 0,
@@ -99,13 +111,23 @@ impl Row {
     }
 }
 
+/// One shard's part of a server's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    pub in_flight: u32,
+    /// See [`Row::prefill_tokens`].
+    pub prefill_tokens: u64,
+    /// See [`Row::narrowed`].
+    pub narrowed: i32,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct BackendTable {
     shards: usize,
     rows: Vec<Row>,
     /// By server, then shard.
-    heard: Vec<u32>,
+    heard: Vec<Load>,
     /// Servers whose row says `changed`.
     changed: Vec<BackendId>,
 }
@@ -138,7 +160,7 @@ impl BackendTable {
     pub fn ensure(&mut self, id: BackendId) {
         if self.rows.len() <= id.index() {
             self.rows.resize_with(id.index() + 1, Row::new);
-            self.heard.resize(self.rows.len() * self.shards, 0);
+            self.heard.resize(self.rows.len() * self.shards, Load::default());
         }
     }
 
@@ -187,17 +209,45 @@ impl BackendTable {
     }
 
     /// A peer's figure for a server.
-    pub fn hear(&mut self, from: ShardId, id: BackendId, in_flight: u32) {
+    pub fn hear(&mut self, from: ShardId, id: BackendId, load: Load) {
         self.ensure(id);
         let heard = &mut self.heard[id.index() * self.shards + from.index()];
         let row = &mut self.rows[id.index()];
-        row.peers = row.peers - *heard + in_flight;
-        *heard = in_flight;
+        row.peers = row.peers - heard.in_flight + load.in_flight;
+        row.prefill_tokens_peers = row.prefill_tokens_peers - heard.prefill_tokens + load.prefill_tokens;
+        row.narrowed_peers += load.narrowed - heard.narrowed;
+        *heard = load;
+    }
+
+    /// Steps by which the prefix memory is narrowed on all shards' word, at least 0.
+    pub fn narrowed(&self, id: BackendId) -> u32 {
+        let row = &self.rows[id.index()];
+        (row.narrowed + row.narrowed_peers).max(0) as u32
+    }
+
+    /// One step more (1) or less (-1) on this shard's word.
+    pub fn narrow(&mut self, now: Nanos, id: BackendId, step: i32) {
+        self.rows[id.index()].narrowed += step;
+        self.touch(now, id);
+    }
+
+    /// Prompt tokens that a request of this shard has computed there from now on.
+    pub fn begin_prefill(&mut self, now: Nanos, id: BackendId, tokens: u64) {
+        self.rows[id.index()].prefill_tokens += tokens;
+        self.touch(now, id);
+    }
+
+    /// Those tokens are computed, or given up.
+    pub fn end_prefill(&mut self, now: Nanos, id: BackendId, tokens: u64) {
+        let row = &mut self.rows[id.index()];
+        debug_assert!(row.prefill_tokens >= tokens, "what was begun ends once");
+        row.prefill_tokens = row.prefill_tokens.saturating_sub(tokens);
+        self.touch(now, id);
     }
 
     /// What a peer last said of a server.
-    pub fn heard(&self, from: ShardId, id: BackendId) -> u32 {
-        self.heard.get(id.index() * self.shards + from.index()).copied().unwrap_or(0)
+    pub fn heard(&self, from: ShardId, id: BackendId) -> Load {
+        self.heard.get(id.index() * self.shards + from.index()).copied().unwrap_or_default()
     }
 
     /// Has this server's figure sent once more.
@@ -214,10 +264,12 @@ impl BackendTable {
     }
 
     /// The next server whose figure the peers lack, with that figure and since when.
-    pub fn pop_change(&mut self) -> Option<(BackendId, u32, Nanos)> {
+    pub fn pop_change(&mut self) -> Option<(BackendId, Load, Nanos)> {
         let id = self.changed.pop()?;
         let row = &mut self.rows[id.index()];
-        Some((id, row.in_flight, std::mem::replace(&mut row.changed, Nanos::NEVER)))
+        let load =
+            Load { in_flight: row.in_flight, prefill_tokens: row.prefill_tokens, narrowed: row.narrowed };
+        Some((id, load, std::mem::replace(&mut row.changed, Nanos::NEVER)))
     }
 }
 
@@ -238,10 +290,12 @@ mod tests {
     fn peers_are_the_sum_of_what_each_said_last() {
         let mut table = BackendTable::new(3);
         let id = BackendId(2);
-        table.hear(ShardId(1), id, 4);
-        table.hear(ShardId(2), id, 3);
-        table.hear(ShardId(1), id, 1);
-        assert_eq!((table.row(id).total(), table.heard(ShardId(1), id), table.len()), (4, 1, 3));
+        let load = |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, narrowed: -1 };
+        table.hear(ShardId(1), id, load(4, 100));
+        table.hear(ShardId(2), id, load(3, 30));
+        table.hear(ShardId(1), id, load(1, 20));
+        assert_eq!((table.row(id).total(), table.heard(ShardId(1), id), table.len()), (4, load(1, 20), 3));
+        assert_eq!((table.row(id).prefill_tokens_peers, table.row(id).narrowed_peers), (50, -2));
     }
 
     #[test]
@@ -252,9 +306,9 @@ mod tests {
         table.begin(Nanos(5), id);
         table.begin(Nanos(6), id);
         table.end(Nanos(7), id);
-        assert_eq!(table.pop_change(), Some((id, 1, Nanos(5))));
+        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
         assert_eq!(table.pop_change(), None);
         table.resend(id, Nanos(5));
-        assert_eq!(table.pop_change(), Some((id, 1, Nanos(5))));
+        assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
     }
 }

@@ -1,11 +1,11 @@
 //! Which API an endpoint belongs to, from method and path alone.
 //!
-//! Only whole, exact paths have a meaning, with or without the `/v1` in front; everything else is [`Endpoint::Other`] and
+//! Only whole, exact paths have a meaning, the common ones with or without the `/v1` in front; everything else is [`Endpoint::Other`] and
 //! forwarded all the same.
 //!
 //! *Bound and cost*: a few compares of short strings; no allocation.
 //! *Errors*: none.
-//! *Source*: the OpenAI and Anthropic API references; Jina's and Cohere's for rerank.
+//! *Source*: the OpenAI and Anthropic API references; Jina's and Cohere's for rerank; SGLang's for generate.
 
 /// Whose error shape the caller understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +24,8 @@ pub enum Endpoint {
     Messages,
     CountTokens,
     Rerank,
+    /// SGLang's own `/generate`.
+    Generate,
     /// Answered by the router.
     Models,
     Health,
@@ -54,6 +56,8 @@ impl Endpoint {
             b"/messages" => Endpoint::Messages,
             b"/messages/count_tokens" => Endpoint::CountTokens,
             b"/rerank" => Endpoint::Rerank,
+            // SGLang serves it at the root alone.
+            _ if path == b"/generate" => Endpoint::Generate,
             _ if path == b"/v2/rerank" => Endpoint::Rerank,
             _ => Endpoint::Other,
         }
@@ -98,6 +102,9 @@ mod tests {
             assert_eq!(Endpoint::of(false, &[b"/v3", path].concat()), Endpoint::Other);
         }
         assert_eq!(Endpoint::of(false, b"/v2/rerank"), Endpoint::Rerank);
+        assert_eq!(Endpoint::of(false, b"/generate"), Endpoint::Generate);
+        assert_eq!(Endpoint::of(false, b"/v1/generate"), Endpoint::Other);
+        assert_eq!(Endpoint::of(true, b"/generate"), Endpoint::Other);
     }
 
     #[test]

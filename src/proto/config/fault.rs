@@ -24,12 +24,7 @@ impl fmt::Display for Fault {
 pub struct Faults(pub Vec<Fault>);
 
 impl Faults {
-    pub(super) fn push(
-        &mut self,
-        path: impl Into<String>,
-        value: impl Into<String>,
-        expected: impl Into<String>,
-    ) {
+    pub fn push(&mut self, path: impl Into<String>, value: impl Into<String>, expected: impl Into<String>) {
         self.0.push(Fault { path: path.into(), value: value.into(), expected: expected.into() });
     }
 

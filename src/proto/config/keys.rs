@@ -8,6 +8,7 @@
 //! *Errors*: pushed to one [`Faults`]; after a fault the default is used and reading goes on.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use super::fault::{Faults, show};
 
@@ -75,6 +76,18 @@ impl Value for String {
     }
     fn write(&self) -> toml::Value {
         toml::Value::String(self.clone())
+    }
+}
+
+/// A file to read at start; empty text: none.
+impl Value for Option<PathBuf> {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        let text = raw.as_str().ok_or_else(|| "expected a string: the path of a file".to_owned())?;
+        Ok((!text.is_empty()).then(|| PathBuf::from(text)))
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.as_deref().map_or_else(String::new, |path| path.display().to_string()))
     }
 }
 
@@ -158,12 +171,17 @@ impl<'a> Keys<'a> {
 
     /// The value of `key`; `default` where it is absent or faulty.
     pub(super) fn value<T: Value>(&mut self, key: &'static str, default: T, rule: &T::Rule) -> T {
+        self.optional(key, rule).unwrap_or(default)
+    }
+
+    /// The value of `key`; `None` where it is absent or faulty.
+    pub(super) fn optional<T: Value>(&mut self, key: &'static str, rule: &T::Rule) -> Option<T> {
         match self.raw(key).map(|raw| T::read(raw, rule)) {
-            None => default,
-            Some(Ok(value)) => value,
+            None => None,
+            Some(Ok(value)) => Some(value),
             Some(Err(expected)) => {
                 self.fault(key, expected);
-                default
+                None
             }
         }
     }

@@ -14,6 +14,7 @@
 mod build;
 mod fault;
 mod keys;
+mod live;
 mod overlay;
 mod pools;
 mod print;
@@ -25,14 +26,17 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 pub use fault::{Fault, Faults};
+pub use live::ServerChange;
 pub use overlay::{Override, Place};
 pub use pools::{PoolSettings, Secret, ServerSettings};
 pub use sections::{
-    Cores, Driver, HalfClose, Headers, Health, Limits, Log, LogFormat, LogLevel, Profile, Runtime,
+    Cores, Driver, EngineMetrics, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile,
+    Runtime,
 };
 pub use url::{Host, ServerUrl};
 
-use crate::proto::backend::grouping::MIXED;
+use crate::proto::backend::catalog::Algorithm;
+use crate::proto::backend::grouping::{MIXED, TOKEN_LIMITS_MAX};
 use keys::Keys;
 use sections::Stargate;
 
@@ -51,6 +55,8 @@ pub struct Settings {
     /// Standalone servers. Together with the pools' there is at least one server.
     pub servers: Vec<ServerSettings>,
     pub log: Log,
+    /// What `[headers] digest_secret_file` holds; `None` before [`Settings::load_keys`], or where there is none.
+    pub digest_secret: Option<Secret>,
 }
 
 /// Where clients connect.
@@ -79,6 +85,29 @@ impl Settings {
     /// Reads a configuration. `dir` is the folder that relative paths start from (the file's); `overrides` are what
     /// flags and the environment set, laid over the text in order.
     pub fn parse(text: &str, dir: &Path, overrides: &[Override]) -> Result<Settings, Faults> {
+        Settings::parse_and(text, dir, overrides, |_, _| {})
+    }
+
+    /// The same, and the key files as by [`Settings::load_keys`]: every fault of both at once.
+    pub fn load(
+        text: &str,
+        dir: &Path,
+        overrides: &[Override],
+        read: impl Fn(&Path) -> Result<String, String>,
+    ) -> Result<Settings, Faults> {
+        Settings::parse_and(text, dir, overrides, |settings, faults| {
+            if let Err(more) = settings.load_keys(read) {
+                faults.0.extend(more.0);
+            }
+        })
+    }
+
+    fn parse_and(
+        text: &str,
+        dir: &Path,
+        overrides: &[Override],
+        and: impl FnOnce(&mut Settings, &mut Faults),
+    ) -> Result<Settings, Faults> {
         if let Some(faults) = fault::syntax(text) {
             return Err(faults);
         }
@@ -92,7 +121,8 @@ impl Settings {
         };
         let flags = overlay::lay(&mut table, overrides);
         let mut faults = Faults::default();
-        let settings = Settings::read(&table, dir, &mut faults);
+        let mut settings = Settings::read(&table, dir, &mut faults);
+        and(&mut settings, &mut faults);
         if faults.is_empty() {
             return Ok(settings);
         }
@@ -110,7 +140,8 @@ impl Settings {
         let listeners = read_listeners(&mut keys);
         let admin = keys.table("admin").map(Admin::read).unwrap_or(Admin { address: ADMIN_DEFAULT });
         let limits = keys.table("limits").map(Limits::read).unwrap_or_default();
-        let headers = keys.table("headers").map(Headers::read).unwrap_or_default();
+        let mut headers = keys.table("headers").map(Headers::read).unwrap_or_default();
+        headers.digest_secret_file = headers.digest_secret_file.map(|file| dir.join(file));
         let health = keys.table("health").map(Health::read).unwrap_or_default();
         let mut pools = Vec::new();
         for i in 0..keys.count("pool") {
@@ -118,13 +149,25 @@ impl Settings {
         }
         let mut servers = Vec::new();
         for i in 0..keys.count("server") {
-            servers.extend(keys.table_at("server", i).and_then(|server| ServerSettings::read(server, dir)));
+            servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.refuse("key", "API keys are not in this version; expected no [[key]]");
         keys.table("stargate").map(Stargate::read);
         let log = keys.table("log").map(Log::read).unwrap_or_default();
         keys.end();
-        let settings = Settings { runtime, listeners, admin, limits, headers, health, pools, servers, log };
+        let digest_secret = None;
+        let settings = Settings {
+            runtime,
+            listeners,
+            admin,
+            limits,
+            headers,
+            health,
+            pools,
+            servers,
+            log,
+            digest_secret,
+        };
         settings.check(table, faults);
         settings
     }
@@ -151,6 +194,7 @@ impl Settings {
             }
         }
         self.check_names(faults);
+        self.check_token_limits(faults);
         // Counted in the text: a server with a faulty URL is there all the same.
         let servers_at =
             |table: &toml::Table| table.get("server").and_then(|s| s.as_array()).map_or(0, Vec::len);
@@ -171,6 +215,18 @@ impl Settings {
                 "server",
                 count.to_string(),
                 format!("expected at most {numbers_max} servers and pools"),
+            );
+        }
+    }
+
+    fn check_token_limits(&self, faults: &mut Faults) {
+        let limits = self.all_servers().map(|server| server.max_input_tokens).filter(|tokens| *tokens > 0);
+        let distinct = limits.collect::<std::collections::HashSet<_>>().len();
+        if distinct > TOKEN_LIMITS_MAX {
+            faults.push(
+                "server.max_input_tokens",
+                format!("{distinct} distinct values"),
+                format!("expected at most {TOKEN_LIMITS_MAX} over all servers"),
             );
         }
     }
@@ -203,6 +259,10 @@ impl Settings {
             self.servers.iter().enumerate().map(|(s, server)| (format!("server[{s}]"), server, true));
         for (path, server, alone) in in_pools.chain(standalone) {
             let path = format!("{path}.name");
+            if server.name.is_empty() {
+                // It would have been called by its URL, whose fault is noted.
+                continue;
+            }
             let shown = format!("\"{}\"", server.name);
             if let Some(first) = servers.get(server.name.as_str()) {
                 faults.push(path, shown, format!("expected a name other than {first}'s"));
@@ -227,9 +287,26 @@ impl Settings {
         self.pools.iter().flat_map(|pool| &pool.servers).chain(&self.servers)
     }
 
-    /// Reads each server's `api_key_file` through `read`, which is given a path and says the content or why not.
+    /// Reads `digest_secret_file` and each server's `api_key_file` through `read`, which is given a path and says the
+    /// content or why not.
     pub fn load_keys(&mut self, read: impl Fn(&Path) -> Result<String, String>) -> Result<(), Faults> {
         let mut faults = Faults::default();
+        if let Some(file) = &self.headers.digest_secret_file {
+            let secret =
+                read(file).map_err(|why| format!("expected a readable file: {why}")).and_then(|text| {
+                    match text.trim() {
+                        "" => Err("expected a file with a secret in it".to_owned()),
+                        secret => Ok(Secret(secret.into())),
+                    }
+                });
+            match secret {
+                Ok(secret) => self.digest_secret = Some(secret),
+                Err(expected) => {
+                    let shown = format!("\"{}\"", file.display());
+                    faults.push("headers.digest_secret_file", shown, expected);
+                }
+            }
+        }
         let pools = self.pools.iter_mut().enumerate().flat_map(|(p, pool)| {
             let servers = pool.servers.iter_mut().enumerate();
             servers.map(move |(s, server)| (format!("pool[{p}].server[{s}].api_key_file"), server))
@@ -281,6 +358,15 @@ impl Settings {
         }
         for pool in self.pools.iter().filter(|pool| pool.servers.is_empty()) {
             warnings.push(format!("pool {}: has no server", pool.name));
+        }
+        for pool in &self.pools {
+            if pool.algorithm != Algorithm::KvAware && pool.kv != Kv::default() {
+                warnings.push(format!(
+                    "pool {}: [pool.kv] has no effect under {}: it is for kv-aware only",
+                    pool.name,
+                    pool.algorithm.name()
+                ));
+            }
         }
         if self.all_servers().all(|server| server.weight == 0.0) {
             warnings.push("every server has weight 0: no request will be placed".to_owned());

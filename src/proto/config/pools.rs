@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::fault::shorten;
-use super::keys::{Keys, Value, Word, list, nearest};
+use super::keys::{Keys, Value, Word, list};
 use super::print::Table;
-use super::sections::{Kv, MS_MAX};
+use super::sections::{EngineMetrics, Kv, MS_MAX};
 use super::url::{ServerUrl, without_credentials};
 use crate::proto::backend::catalog::{Algorithm, RoutingMode};
 use crate::proto::backend::grouping::{MIXED, QUEUE_SIZE, QUEUE_TIMEOUT_MS};
@@ -21,14 +21,17 @@ pub struct PoolSettings {
     pub queue_size: u32,
     /// How long one may wait.
     pub queue_timeout_ms: u64,
+    pub kv: Kv,
     pub servers: Vec<ServerSettings>,
 }
 
 /// Most requests that one pool may let wait.
 const QUEUE_SIZE_MAX: u32 = 1_000_000;
 /// Largest weight: sums of weights over every server stay exact enough to compare.
-const WEIGHT_MAX: f64 = 1e9;
-const CONCURRENCY_MAX: u32 = 1_000_000;
+pub(super) const WEIGHT_MAX: f64 = 1e9;
+pub(super) const CONCURRENCY_MAX: u32 = 1_000_000;
+/// Longest input that a limit may name, in tokens: far beyond any context.
+pub(super) const INPUT_TOKENS_MAX: u32 = 1_000_000_000;
 
 /// One engine endpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +45,16 @@ pub struct ServerSettings {
     pub weight: f64,
     /// In-flight ceiling; 0: none.
     pub max_concurrency: u32,
+    /// Longest input in estimated tokens; 0: any.
+    pub max_input_tokens: u32,
+    /// The sub-pool it is isolated in; empty: the one of requests that name none.
+    pub routing_tier: String,
     /// Absolute, or relative to the process where the file's folder was not known.
     pub api_key_file: Option<PathBuf>,
     /// What that file holds; `None` before `Settings::load_keys`.
     pub api_key: Option<Secret>,
+    /// How its engine publishes its figures.
+    pub metrics: EngineMetrics,
 }
 
 /// A secret that debug output does not show.
@@ -81,17 +90,11 @@ impl Word for Algorithm {
     const WORDS: &'static [(&'static str, Self)] = &[
         (Algorithm::WeightedRoundRobin.name(), Algorithm::WeightedRoundRobin),
         (Algorithm::LeastConnections.name(), Algorithm::LeastConnections),
+        (Algorithm::StickySession.name(), Algorithm::StickySession),
+        (Algorithm::KvAware.name(), Algorithm::KvAware),
     ];
-    const LATER: &'static [&'static str] = &[
-        "sticky-session",
-        "kv-aware",
-        "power-of-n",
-        "wait-and-widen",
-        "round-robin",
-        "random",
-        "pulsar",
-        "pulsar-wait-and-widen",
-    ];
+    const LATER: &'static [&'static str] =
+        &["power-of-n", "wait-and-widen", "round-robin", "random", "pulsar", "pulsar-wait-and-widen"];
 }
 
 impl Value for Algorithm {
@@ -137,11 +140,17 @@ fn model_name(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn any_text(_: &str) -> Result<(), String> {
+/// The check of a tier's name, which follows the pool's in the header. The error says what was expected.
+pub(super) fn tier_check(text: &str) -> Result<(), String> {
+    if text.len() > NAME_BYTES_MAX || !text.bytes().all(name_byte) {
+        return Err(format!(
+            "expected a tier of at most {NAME_BYTES_MAX} letters, digits or any of - . _ ~ : @ [ ]; empty: none"
+        ));
+    }
     Ok(())
 }
 
-type Check = fn(&str) -> Result<(), String>;
+pub(super) type Check = fn(&str) -> Result<(), String>;
 
 impl PoolSettings {
     pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
@@ -150,15 +159,13 @@ impl PoolSettings {
         let routing_mode = keys.value("routing_mode", RoutingMode::Queue, &());
         let queue_size = keys.value("queue_size", QUEUE_SIZE, &(0..=QUEUE_SIZE_MAX));
         let queue_timeout_ms = keys.value("queue_timeout_ms", QUEUE_TIMEOUT_MS, &(1..=MS_MAX));
-        if let Some(kv) = keys.table("kv") {
-            Kv::read(kv);
-        }
+        let kv = keys.table("kv").map(Kv::read).unwrap_or_default();
         let mut servers = Vec::new();
         for i in 0..keys.count("server") {
-            servers.extend(keys.table_at("server", i).and_then(|server| ServerSettings::read(server, dir)));
+            servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.end();
-        PoolSettings { name, algorithm, routing_mode, queue_size, queue_timeout_ms, servers }
+        PoolSettings { name, algorithm, routing_mode, queue_size, queue_timeout_ms, kv, servers }
     }
 }
 
@@ -198,58 +205,47 @@ fn read_algorithm(keys: &mut Keys<'_>) -> Algorithm {
 }
 
 impl ServerSettings {
-    /// `None`: its URL is missing or faulty (and the fault is noted).
-    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Option<Self> {
+    /// Where the URL is missing or faulty, that is noted and an empty one stands in: the rest is looked at all the same.
+    pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
         let url = read_url(&mut keys, dir);
         let default_name = url.as_ref().map(ServerUrl::default_name).unwrap_or_default();
         let name = keys.value("name", default_name, &(name_check as Check));
         let models = keys.strings("models", model_name);
         let weight = keys.value("weight", 1.0, &(0.0..=WEIGHT_MAX));
         let max_concurrency = keys.value("max_concurrency", 32, &(0..=CONCURRENCY_MAX));
-        let api_key_file = keys.value("api_key_file", String::new(), &(any_text as Check));
-        let api_key_file = (!api_key_file.is_empty()).then(|| dir.join(api_key_file));
+        let max_input_tokens = keys.value("max_input_tokens", 0, &(0..=INPUT_TOKENS_MAX));
+        let routing_tier = keys.value("routing_tier", String::new(), &(tier_check as Check));
+        let api_key_file: Option<PathBuf> = keys.value("api_key_file", None, &());
+        let api_key_file = api_key_file.map(|file| dir.join(file));
         for (key, default) in later() {
             keys.later(key, &default);
         }
-        read_metrics(&mut keys);
+        let metrics = keys.value("metrics", EngineMetrics::Auto, &());
         keys.end();
-        Some(ServerSettings { name, url: url?, models, weight, max_concurrency, api_key_file, api_key: None })
+        ServerSettings {
+            name,
+            url: url.unwrap_or_else(|| ServerUrl::Unix(PathBuf::new())),
+            models,
+            weight,
+            max_concurrency,
+            max_input_tokens,
+            routing_tier,
+            api_key_file,
+            api_key: None,
+            metrics,
+        }
     }
 
     pub(super) fn print_later(table: &mut Table<'_>) {
         for (key, default) in later() {
             table.put(key, &default);
         }
-        table.put("metrics", &"auto".into());
     }
 }
 
 /// Keys of a server whose features are not in this version, with their defaults.
-fn later() -> [(&'static str, toml::Value); 5] {
-    [
-        ("max_input_tokens", 0.into()),
-        ("routing_tier", "".into()),
-        ("cluster_id", "".into()),
-        ("routing_keys", toml::Value::Array(Vec::new())),
-        ("input_tps", 0.into()),
-    ]
-}
-
-/// Engines' own metrics are not read yet: naming their kind would have no effect.
-fn read_metrics(keys: &mut Keys<'_>) {
-    const KNOWN: [&str; 6] = ["auto", "vllm", "sglang", "trtllm", "llamacpp", "none"];
-    let Some(raw) = keys.raw("metrics") else { return };
-    match raw.as_str() {
-        Some("auto") => {}
-        Some(text) if KNOWN.contains(&text) => {
-            keys.fault("metrics", "not in this version; only the default, \"auto\", is accepted");
-        }
-        Some(text) => {
-            let near = nearest(text, &KNOWN).map(|near| format!("; nearest: \"{near}\"")).unwrap_or_default();
-            keys.fault("metrics", format!("expected {}{near}", list(&KNOWN)));
-        }
-        None => keys.fault("metrics", format!("expected {}", list(&KNOWN))),
-    }
+fn later() -> [(&'static str, toml::Value); 3] {
+    [("cluster_id", "".into()), ("routing_keys", toml::Value::Array(Vec::new())), ("input_tps", 0.into())]
 }
 
 fn read_url(keys: &mut Keys<'_>, dir: &Path) -> Option<ServerUrl> {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::Settings;
 use super::keys::Value;
 use super::pools::{PoolSettings, ServerSettings};
-use super::sections::{Kv, Stargate};
+use super::sections::Stargate;
 
 /// One table of the text being written.
 pub(super) struct Table<'a> {
@@ -63,7 +63,7 @@ fn print_pool(pool: &PoolSettings, text: &mut String) {
     table.put("routing_mode", &pool.routing_mode.write());
     table.put("queue_size", &pool.queue_size.write());
     table.put("queue_timeout_ms", &pool.queue_timeout_ms.write());
-    Kv {}.print(&mut Table::start(text, "[pool.kv]"));
+    pool.kv.print(&mut Table::start(text, "[pool.kv]"));
     for server in &pool.servers {
         print_server(server, &mut Table::start(text, "[[pool.server]]"));
     }
@@ -71,12 +71,14 @@ fn print_pool(pool: &PoolSettings, text: &mut String) {
 
 fn print_server(server: &ServerSettings, table: &mut Table<'_>) {
     let models: Vec<toml::Value> = server.models.iter().map(String::write).collect();
-    let key_file = server.api_key_file.as_deref().map_or_else(String::new, |p| p.display().to_string());
     table.put("name", &server.name.write());
     table.put("url", &server.url.to_string().into());
     table.put("models", &toml::Value::Array(models));
     table.put("weight", &server.weight.write());
     table.put("max_concurrency", &server.max_concurrency.write());
+    table.put("max_input_tokens", &server.max_input_tokens.write());
+    table.put("routing_tier", &server.routing_tier.write());
     ServerSettings::print_later(table);
-    table.put("api_key_file", &key_file.into());
+    table.put("api_key_file", &server.api_key_file.write());
+    table.put("metrics", &server.metrics.write());
 }

@@ -1,8 +1,11 @@
 //! The flat tables of the file. One line declares a key: its name, type, default and range; reading it and printing it
 //! follow from that line, so the two cannot disagree.
 
+use std::path::PathBuf;
+
 use super::keys::{Keys, Value, Word, word};
 use super::print::Table;
+use crate::proto::backend::catalog::KV_CAPACITY_BLOCKS_MAX;
 
 /// Longest time that a key may name: a week.
 pub(super) const MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
@@ -76,6 +79,8 @@ section! {
         replay_bytes_max: u64 = 64 << 20, 0..=GIB;
         /// All kept bodies of the process together; beyond it bodies only stream.
         buffered_bytes_max: u64 = GIB, 0..=TIB;
+        /// Prefix memory of the process, all shards together.
+        kv_memory_bytes_max: u64 = GIB, 1 << 20..=TIB;
         /// Client connections of the process.
         connections_max: u64 = 100_000, 1..=10_000_000;
         /// From the first byte of a request head to its last.
@@ -99,9 +104,7 @@ section! {
         /// How long a stopping router goes on accepting while readiness already says 503.
         drain_settle_ms: u64 = 1_000, 0..=MS_MAX;
     }
-    later {
-        kv_memory_bytes_max = 1_073_741_824;
-    }
+    later {}
 }
 
 section! {
@@ -109,10 +112,11 @@ section! {
     Headers {
         /// What their names begin with; a field-name prefix that ends in `-`.
         prefix: String = "X-Lifeboat-".to_owned(), (header_prefix as fn(&str) -> Result<(), String>);
+        /// Whose content keys the digests of client keys; `None`: they are plain SHA-256. Absolute, or relative to the
+        /// process where the file's folder was not known.
+        digest_secret_file: Option<PathBuf> = None, ();
     }
-    later {
-        digest_secret_file = "";
-    }
+    later {}
 }
 
 section! {
@@ -160,15 +164,20 @@ section! {
 }
 
 section! {
-    /// `[pool.kv]`: nothing of it works in this version.
-    Kv {}
-    later {
-        block_bytes = 256;
-        min_match_blocks = 2;
-        affinity_slack_abs = 2.0;
-        affinity_slack_rel = 0.25;
-        kv_capacity_blocks = 0;
+    /// `[pool.kv]`: how a kv-aware pool matches prompts.
+    Kv {
+        /// Prompt bytes per block.
+        block_bytes: u32 = 256, 64..=65_536;
+        /// Fewer leading blocks than this are no useful match.
+        min_match_blocks: u32 = 2, 1..=1_000_000;
+        /// How far above the least load a server may be and still count as least busy: requests per unit of weight …
+        affinity_slack_abs: f64 = 2.0, 0.0..=1e6;
+        /// … or this part of the least load, whichever is more.
+        affinity_slack_rel: f64 = 0.25, 0.0..=1e6;
+        /// Blocks per server where its engine does not say; 0: the engine's, else a default.
+        kv_capacity_blocks: u32 = 0, 0..=KV_CAPACITY_BLOCKS_MAX;
     }
+    later {}
 }
 
 /// Which cores get a shard.
@@ -299,6 +308,22 @@ words! {
 words! {
     LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace", }
 }
+words! {
+    /// How an engine publishes its figures.
+    #[derive(Default)]
+    EngineMetrics {
+        /// In whichever of the known ways.
+        #[default]
+        Auto = "auto",
+        Vllm = "vllm",
+        Sglang = "sglang",
+        Trtllm = "trtllm",
+        Llamacpp = "llamacpp",
+        /// Not at all: it is not asked.
+        None = "none",
+    }
+}
+
 words! {
     /// Whose contract a listener follows.
     Profile {

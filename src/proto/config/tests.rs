@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
+use super::keys::Word;
 use super::*;
-use crate::proto::backend::catalog::{Address, Algorithm, RoutingMode};
+use crate::proto::backend::catalog::{Address, Algorithm, KvRules, RoutingMode};
 
 fn parse(text: &str) -> Result<Settings, Faults> {
     Settings::parse(text, Path::new("/etc/ringway"), &[])
@@ -35,6 +36,7 @@ fn every_value_has_a_default_except_the_servers() {
         classify_bytes_max: 1_048_576,
         replay_bytes_max: 67_108_864,
         buffered_bytes_max: 1_073_741_824,
+        kv_memory_bytes_max: 1_073_741_824,
         connections_max: 100_000,
         client_head_timeout_ms: 10_000,
         client_body_idle_timeout_ms: 30_000,
@@ -288,14 +290,10 @@ fn what_comes_later_is_refused_unless_it_is_at_its_default() {
         ("[[listener]]\ntls = { certificate = \"c\" }", "listener[0].tls"),
         ("[[listener]]\nprofile = \"stargate\"", "listener[0].profile"),
         ("[admin]\ntoken_file = \"t\"", "admin.token_file"),
-        ("[limits]\nkv_memory_bytes_max = 1", "limits.kv_memory_bytes_max"),
-        ("[headers]\ndigest_secret_file = \"s\"", "headers.digest_secret_file"),
         ("[[key]]\nname = \"team\"", "key"),
         ("[stargate]\nmax_connect_retries = 3", "stargate.max_connect_retries"),
         ("[stargate]\nlb_config_path = \"lb.json\"", "stargate.lb_config_path"),
         ("[log]\naccess = \"stderr\"", "log.access"),
-        ("[[pool]]\n[pool.kv]\nblock_bytes = 512", "pool[0].kv.block_bytes"),
-        ("[[pool]]\n[pool.kv]\naffinity_slack_abs = 3", "pool[0].kv.affinity_slack_abs"),
     ];
     for (text, path) in refused {
         let found = faults_with_server(text);
@@ -305,14 +303,7 @@ fn what_comes_later_is_refused_unless_it_is_at_its_default() {
             "{found:?}"
         );
     }
-    for key in [
-        "max_input_tokens = 1",
-        "routing_tier = \"gold\"",
-        "cluster_id = \"c\"",
-        "routing_keys = [\"k\"]",
-        "input_tps = 1.5",
-        "metrics = \"vllm\"",
-    ] {
+    for key in ["cluster_id = \"c\"", "routing_keys = [\"k\"]", "input_tps = 1.5"] {
         let found = faults(&format!("{SERVER}{key}"));
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("not in this version; only the default"), "{found:?}");
@@ -329,24 +320,18 @@ fn what_comes_later_is_refused_unless_it_is_at_its_default() {
 }
 
 #[test]
-fn ten_algorithms_are_known_and_two_run() {
-    for name in ["weighted-round-robin", "least-connections"] {
+fn ten_algorithms_are_known_and_four_run() {
+    for name in ["weighted-round-robin", "least-connections", "sticky-session", "kv-aware"] {
         for text in [format!("\"{name}\""), format!("{{ name = \"{name}\" }}")] {
             let settings = parse(&format!("[[pool]]\nalgorithm = {text}\n{SERVER}")).unwrap();
             assert_eq!(settings.pools[0].algorithm.name(), name);
         }
     }
-    for name in [
-        "sticky-session",
-        "kv-aware",
-        "power-of-n",
-        "wait-and-widen",
-        "round-robin",
-        "random",
-        "pulsar",
-        "pulsar-wait-and-widen",
-    ] {
-        let expected = "not in this version; expected \"weighted-round-robin\" or \"least-connections\"";
+    for name in ["power-of-n", "wait-and-widen", "round-robin", "random", "pulsar", "pulsar-wait-and-widen"] {
+        let expected = concat!(
+            "not in this version; expected \"weighted-round-robin\", \"least-connections\", ",
+            "\"sticky-session\" or \"kv-aware\""
+        );
         assert_eq!(
             faults_with_server(&format!("[[pool]]\nalgorithm = \"{name}\"")),
             [format!("pool[0].algorithm: \"{name}\": {expected}")]
@@ -367,6 +352,139 @@ fn ten_algorithms_are_known_and_two_run() {
         let found = faults_with_server(&format!("[[pool]]\nalgorithm = {text}"));
         assert!(found.len() == 1 && found[0].starts_with(path), "{found:?}");
     }
+}
+
+#[test]
+fn a_faulty_url_hides_no_other_fault() {
+    let text = "[[pool]]\n[[pool.server]]\nname = \"a\"\nurl = \"10.0.0.1:8000\"\napi_key_file = \"key\"\n\
+                [[server]]\nname = \"a\"\n[[server]]\nurl = \"ftp://h\"\n[[server]]\nurl = \"h:x\"\n";
+    let read = |path: &Path| Err(format!("{} is gone", path.display()));
+    let found = Settings::load(text, Path::new("/etc"), &[], read).unwrap_err();
+    let found: Vec<String> = found.0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        found,
+        [
+            concat!(
+                "pool[0].server[0].url: \"10.0.0.1:8000\": expected http://HOST[:PORT][/BASE] or unix:/PATH; ",
+                "is \"http://10.0.0.1:8000\" meant?"
+            ),
+            "server[0].url: (missing): expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[1].url: \"ftp://h\": expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[2].url: \"h:x\": expected http://HOST[:PORT][/BASE] or unix:/PATH",
+            "server[0].name: \"a\": expected a name other than pool[0].server[0].name's",
+            "pool[0].server[0].api_key_file: \"/etc/key\": expected a readable file: /etc/key is gone",
+        ]
+    );
+}
+
+#[test]
+fn a_pool_says_how_it_matches_prompts() {
+    let text = format!(
+        "[[pool]]\nname = \"p\"\nalgorithm = \"kv-aware\"\n[pool.kv]\nblock_bytes = 512\nmin_match_blocks = 1\n\
+         affinity_slack_abs = 0\naffinity_slack_rel = 0.5\nkv_capacity_blocks = 77\n[[pool.server]]\n\
+         url = \"http://h:1\"\n{SERVER}"
+    );
+    let settings = parse(&text).unwrap();
+    assert_eq!(settings.warnings(), [""; 0]);
+    let catalog = settings.catalog();
+    let kv = KvRules {
+        block_bytes: 512,
+        min_match_blocks: 1,
+        affinity_slack_abs: 0.0,
+        affinity_slack_rel: 0.5,
+        kv_capacity_blocks: 77,
+    };
+    assert_eq!((catalog.pools[0].algorithm, catalog.pools[0].kv), (Algorithm::KvAware, kv));
+    assert_eq!(catalog.servers[0].kv_capacity_blocks, 77);
+    assert_eq!(catalog.servers[1].kv_capacity_blocks, 65_536, "the documented default");
+    assert_eq!(catalog.pools[1].kv, KvRules::default());
+    assert_eq!((kv.capacity_blocks(Some(9)), kv.capacity_blocks(Some(0))), (9, 1), "the engine knows best");
+    let kv_faults = |keys: &str| faults_with_server(&format!("[[pool]]\n[pool.kv]\n{keys}"));
+    assert_eq!(
+        kv_faults(
+            "block_bytes = 63\nmin_match_blocks = 0\naffinity_slack_abs = -1\naffinity_slack_rel = nan\nkv_capacity_blocks = 16777217\nblock_byte = 1"
+        ),
+        [
+            "pool[0].kv.block_bytes: 63: expected a whole number from 64 to 65536",
+            "pool[0].kv.min_match_blocks: 0: expected a whole number from 1 to 1000000",
+            "pool[0].kv.affinity_slack_abs: -1: expected a finite number from 0 to 1000000",
+            "pool[0].kv.affinity_slack_rel: nan: expected a finite number from 0 to 1000000",
+            "pool[0].kv.kv_capacity_blocks: 16777217: expected a whole number from 0 to 16777216",
+            "pool[0].kv.block_byte: 1: unknown key; nearest known key: \"block_bytes\"",
+        ]
+    );
+    let idle = parse(&text.replace("kv-aware", "least-connections")).unwrap();
+    assert_eq!(
+        idle.warnings(),
+        ["pool p: [pool.kv] has no effect under least-connections: it is for kv-aware only"]
+    );
+}
+
+#[test]
+fn servers_have_tiers_and_limits_of_input() {
+    let settings =
+        parse(&format!("{SERVER}routing_tier = \"gold\"\nmax_input_tokens = 4096\nweight = 0")).unwrap();
+    let server = &settings.catalog().servers[0];
+    assert_eq!((&*server.tier, server.max_input_tokens), ("gold", 4096));
+    assert_eq!((server.weight, server.affinity_weight), (0.0, 1.0), "it never had a weight of its own");
+    let weighted = parse(&format!("{SERVER}weight = 2.5")).unwrap().catalog();
+    assert_eq!(weighted.servers[0].affinity_weight, 2.5);
+    assert_eq!(
+        faults(&format!("{SERVER}routing_tier = \"a/b\"\nmax_input_tokens = -1")),
+        [
+            "server[0].max_input_tokens: -1: expected a whole number from 0 to 1000000000",
+            concat!(
+                "server[0].routing_tier: \"a/b\": expected a tier of at most 128 letters, digits or any of ",
+                "- . _ ~ : @ [ ]; empty: none"
+            ),
+        ]
+    );
+    let many = |count: u32| {
+        let server =
+            |n| format!("[[server]]\nname = \"s{n}\"\nurl = \"http://h{n}\"\nmax_input_tokens = {n}\n");
+        (0..=count).map(server).collect::<String>()
+    };
+    parse(&many(64)).unwrap();
+    assert_eq!(
+        faults(&many(65)),
+        ["server.max_input_tokens: 65 distinct values: expected at most 64 over all servers"]
+    );
+}
+
+#[test]
+fn the_digest_secret_is_read_from_its_file_and_never_shown() {
+    let text = format!("[headers]\ndigest_secret_file = \"keys/digest\"\n{SERVER}");
+    let mut settings = parse(&text).unwrap();
+    let file = Path::new("/etc/ringway/keys/digest");
+    assert_eq!(settings.headers.digest_secret_file.as_deref(), Some(file));
+    assert_eq!(settings.digest_secret, None);
+    settings
+        .load_keys(|path| {
+            assert_eq!(path, file);
+            Ok(" a secret\n".to_owned())
+        })
+        .unwrap();
+    assert_eq!(settings.digest_secret, Some(Secret("a secret".into())));
+    assert!(!settings.to_toml().contains("a secret") && !format!("{settings:?}").contains("a secret"));
+    let fault = |settings: &mut Settings, answer: Result<String, String>| {
+        settings.load_keys(|_| answer.clone()).unwrap_err().to_string()
+    };
+    let place = "headers.digest_secret_file: \"/etc/ringway/keys/digest\"";
+    assert_eq!(
+        fault(&mut settings, Ok("\n".into())),
+        format!("{place}: expected a file with a secret in it")
+    );
+    assert_eq!(fault(&mut settings, Err("gone".into())), format!("{place}: expected a readable file: gone"));
+    let mut plain = parse(SERVER).unwrap();
+    plain.load_keys(|path| panic!("{path:?}")).unwrap();
+    assert_eq!(plain.digest_secret, None);
+    assert_eq!(
+        faults_with_server("[headers]\ndigest_secret_file = 7\n[limits]\nkv_memory_bytes_max = 1000"),
+        [
+            "limits.kv_memory_bytes_max: 1000: expected a whole number from 1048576 to 1099511627776",
+            "headers.digest_secret_file: 7: expected a string: the path of a file",
+        ]
+    );
 }
 
 #[test]
@@ -659,8 +777,8 @@ models = ["m"]
 "#;
     let catalog = parse(text).unwrap().catalog();
     let pools: Vec<&str> = catalog.pools.iter().map(|pool| &*pool.name).collect();
-    assert_eq!(pools, ["chat", "embed", "mixed", "spare"]);
-    assert_eq!((catalog.pools[0].queue_size, catalog.pools[2].queue_size), (5, 1_024));
+    assert_eq!(pools, ["chat", "embed", "spare", "mixed"]);
+    assert_eq!((catalog.pools[0].queue_size, catalog.pools[3].queue_size), (5, 1_024));
     let servers: Vec<_> =
         catalog.servers.iter().map(|s| (&*s.name, s.pool.map(|p| p.0), &*s.weight_text)).collect();
     assert_eq!(servers, [("a", Some(0), "0.5"), ("b", Some(1), "1"), ("spare", None, "1")]);
@@ -670,8 +788,8 @@ models = ["m"]
     let url = ServerUrl::parse(&catalog.servers[1].url).unwrap();
     assert_eq!(url.unresolved(), Some(("gpu.example", 8_000)), "a catalog's URL can be read again");
     assert!(catalog.learning);
-    let group = catalog.group(catalog.models[&b"m"[..]]);
-    assert_eq!((group.candidates.len(), group.pool.0), (2, 2));
+    let group = catalog.group(catalog.route(Some(b"m"), b"").unwrap().widest());
+    assert_eq!((group.candidates.len(), group.pool.0), (2, 3));
     assert_eq!(catalog.version, 1);
 }
 
@@ -690,15 +808,29 @@ fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
     let models =
         proptest::collection::hash_set("[^\\p{Cc}]{1,12}", 0..4).prop_map(|m| m.into_iter().collect());
     let key_file = proptest::option::of("/[^\\p{Cc}/]{1,10}".prop_map(Into::into));
-    ("[a-zA-Z0-9._~:@-]{1,10}", url, models, weight, 0..=1_000_000_u32, key_file).prop_map(
-        move |(name, url, models, weight, max_concurrency, api_key_file)| ServerSettings {
+    // Few distinct limits: their number is bounded.
+    let ceilings = (0..=1_000_000_u32, (0..8_u32).prop_map(|n| n * 125_000_000));
+    let tier = "[a-z0-9._~:@-]{0,3}";
+    ("[a-zA-Z0-9._~:@-]{1,10}", url, models, weight, ceilings, tier, key_file).prop_map(
+        move |(
+            name,
+            url,
+            models,
+            weight,
+            (max_concurrency, max_input_tokens),
+            routing_tier,
+            api_key_file,
+        )| ServerSettings {
             name: format!("{name}{index}"),
             url,
             models,
             weight,
             max_concurrency,
+            max_input_tokens,
+            routing_tier,
             api_key_file,
             api_key: None,
+            metrics: EngineMetrics::Sglang,
         },
     )
 }
@@ -708,15 +840,24 @@ fn servers(from: usize, least: usize) -> impl Strategy<Value = Vec<ServerSetting
 }
 
 fn pool_settings(index: usize) -> impl Strategy<Value = PoolSettings> {
-    let algorithm = prop_oneof![Just(Algorithm::WeightedRoundRobin), Just(Algorithm::LeastConnections)];
+    let algorithm = (0..Algorithm::WORDS.len()).prop_map(|i| Algorithm::WORDS[i].1);
+    let kv = (64..=65_536_u32, 1..=1_000_000_u32, 0.0..1e6_f64, 0..=16_777_216_u32);
+    let kv = kv.prop_map(|(block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks)| Kv {
+        block_bytes,
+        min_match_blocks,
+        affinity_slack_abs,
+        kv_capacity_blocks,
+        ..Kv::default()
+    });
     let mode = prop_oneof![Just(RoutingMode::Queue), Just(RoutingMode::Reject), Just(RoutingMode::Unlimited)];
-    (algorithm, mode, 0..=1_000_000_u32, 1..=sections::MS_MAX, servers(100 * index, 0)).prop_map(
-        move |(algorithm, routing_mode, queue_size, queue_timeout_ms, servers)| PoolSettings {
+    (algorithm, mode, 0..=1_000_000_u32, 1..=sections::MS_MAX, kv, servers(100 * index, 0)).prop_map(
+        move |(algorithm, routing_mode, queue_size, queue_timeout_ms, kv, servers)| PoolSettings {
             name: format!("pool-{index}"),
             algorithm,
             routing_mode,
             queue_size,
             queue_timeout_ms,
+            kv,
             servers,
         },
     )
@@ -741,6 +882,7 @@ fn settings() -> impl Strategy<Value = Settings> {
             classify_bytes_max: classify,
             connect_timeout_ms: ms,
             drain_settle_ms: 0,
+            kv_memory_bytes_max: body.max(1 << 20),
             half_close: if half { HalfClose::Allow } else { HalfClose::Abort },
             ..Limits::default()
         },
@@ -760,27 +902,39 @@ fn settings() -> impl Strategy<Value = Settings> {
         runtime,
         (address(1), address(2), address(0)),
         limits,
-        "X-[A-Za-z]{3,9}-",
+        ("X-[A-Za-z]{3,9}-", proptest::option::of("/[a-z\"]{1,9}".prop_map(Into::into))),
         health,
         pools,
         servers(900, 1),
         log,
     )
-        .prop_map(|(runtime, (first, second, admin), limits, prefix, health, pools, servers, log)| {
-            Settings {
+        .prop_map(
+            |(
                 runtime,
-                listeners: [first, second]
-                    .map(|address| Listener { address, profile: Profile::OpenAi })
-                    .to_vec(),
-                admin: Admin { address: admin },
+                (first, second, admin),
                 limits,
-                headers: Headers { prefix },
+                (prefix, digest_secret_file),
                 health,
                 pools,
                 servers,
                 log,
-            }
-        })
+            )| {
+                Settings {
+                    runtime,
+                    listeners: [first, second]
+                        .map(|address| Listener { address, profile: Profile::OpenAi })
+                        .to_vec(),
+                    admin: Admin { address: admin },
+                    limits,
+                    headers: Headers { prefix, digest_secret_file },
+                    health,
+                    pools,
+                    servers,
+                    log,
+                    digest_secret: None,
+                }
+            },
+        )
 }
 
 proptest! {

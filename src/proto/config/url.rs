@@ -41,7 +41,14 @@ impl ServerUrl {
         if let Some(path) = text.strip_prefix("unix:") {
             return ServerUrl::parse_unix(path);
         }
-        let (scheme, rest) = text.split_once("://").ok_or(EXPECTED)?;
+        let Some((scheme, rest)) = text.split_once("://") else {
+            // Whoever leaves the scheme out mostly means this.
+            let meant = format!("http://{text}");
+            return Err(match ServerUrl::parse(&meant) {
+                Ok(_) => format!("{EXPECTED}; is \"{meant}\" meant?"),
+                Err(_) => EXPECTED.into(),
+            });
+        };
         if scheme.eq_ignore_ascii_case("https") {
             return Err(
                 "https is not in this version; expected http://HOST[:PORT][/BASE] or unix:/PATH".into()

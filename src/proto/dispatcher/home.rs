@@ -6,7 +6,7 @@
 //! *Invariant*: after every call, no request waits for a live server that has a spare permit.
 //! *Source*: the Lifeboat rules, section 3.
 
-use super::{Decision, Dispatcher};
+use super::{Decision, Dispatcher, Wanted};
 use crate::clock::Nanos;
 use crate::proto::admission::ledger::{LeaseRules, Ledger};
 use crate::proto::admission::queue::{Place, Queue};
@@ -14,6 +14,7 @@ use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::error::Rejection;
 use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Tried, Urgency};
+use crate::proto::route::policy::{Affinity, Choice};
 use crate::proto::route::router::Router;
 
 /// Home's own state.
@@ -64,10 +65,11 @@ impl Dispatcher {
     }
 
     /// A request of the home shard itself.
-    pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
-        if let Some(backend) = self.choose_spare(group, tried) {
-            self.take_own(backend);
-            return Decision::Dispatch(self.place(now, group, backend, 0));
+    pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
+        let tried = wanted.tried;
+        if let Some(choice) = self.choose_spare(group, tried, wanted) {
+            self.take_own(choice.backend);
+            return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }
         let ticket = self.wait(now, group, tried, None);
         let place = Place { since: now, shard: ShardId::HOME, ticket };
@@ -81,11 +83,13 @@ impl Dispatcher {
         }
     }
 
-    /// The algorithm's choice among servers with a spare permit.
-    fn choose_spare(&mut self, group: GroupId, tried: Tried) -> Option<BackendId> {
+    /// The algorithm's choice among servers with a spare permit. Prompt blocks are those of the request at hand, or none.
+    fn choose_spare(&mut self, group: GroupId, tried: Tried, wanted: &Wanted<'_>) -> Option<Choice> {
+        let blocks = wanted.blocks.len() as u32;
+        let affinity = Affinity { session: wanted.session, memory: &self.memory, blocks };
         let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
         let room = |id, row: &Row| !row.gated() || ledger.spare(id) > 0;
-        self.router.pick(group, tried, &self.table, room).map(|choice| choice.backend)
+        self.router.pick(group, tried, affinity, &self.table, room)
     }
 
     /// Leases a permit to the home shard itself.
@@ -182,7 +186,9 @@ impl Dispatcher {
         let wanted = preferred
             .filter(|id| self.router.is_live(group, *id) && !tried.contains(*id) && self.spare(*id) > 0);
         // The asker turned its own wheel for `preferred`; another choice turns the wheel here.
-        if let Some(backend) = wanted.or_else(|| self.choose_spare(group, tried)) {
+        let nothing = Wanted::default();
+        let mut other = || self.choose_spare(group, tried, &nothing).map(|choice| choice.backend);
+        if let Some(backend) = wanted.or_else(&mut other) {
             let count = self.at_home().ledger.batch(backend);
             self.grant_to(place, backend, count);
             return;

@@ -12,7 +12,8 @@
 //! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
 //! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
 //! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
-//! *Errors*: [`Rejection`]: `ModelNotFound`, `NoHealthyServer`, `AtCapacity`, `QueueFull`, `QueueTimeout`.
+//! *Errors*: [`Rejection`]: `ModelNotFound`, `NoServerInTier`, `InputTooLong`, `NoHealthyServer`, `AtCapacity`, `QueueFull`,
+//! `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
 
 mod benching;
@@ -21,6 +22,7 @@ mod lease;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 
 use super::admission::ledger::{LeaseRules, Ledger};
@@ -28,16 +30,21 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::table::BackendTable;
+use super::backend::prefix_memory::{MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchStage};
+use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
-use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
+use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
-use super::report::ShardReport;
-use super::route::policy::Choice;
+use super::report::{CLIENTS_SHOWN_MAX, ShardReport};
+use super::route::policy::{Affinity, Choice};
 use super::route::router::Router;
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use home::Home;
+
+/// Blocks by which report and belief may differ and be the same: engines cache in blocks of their own size, and compute the
+/// last token anyway. Or an eighth of what was believed.
+const REPORT_APART_BLOCKS: u32 = 4;
 
 /// What a dispatcher is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +59,8 @@ pub struct DispatcherOptions {
     pub wheel_phase: Option<u32>,
     /// Home's generosity with permits.
     pub lease_rules: LeaseRules,
+    /// What this shard's prefix memory may take, in bytes.
+    pub kv_memory_bytes_max: usize,
 }
 
 impl Default for DispatcherOptions {
@@ -62,6 +71,7 @@ impl Default for DispatcherOptions {
             bench_max_ms: 30_000,
             wheel_phase: None,
             lease_rules: LeaseRules::default(),
+            kv_memory_bytes_max: 1 << 30,
         }
     }
 }
@@ -77,6 +87,37 @@ pub struct Placement {
     pub algorithm_used: Algorithm,
     /// Time spent waiting, in nanoseconds; 0 when it went straight through.
     pub wait_ns: u64,
+}
+
+/// What a request asks for, besides its group.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// Servers that it has been to.
+    pub tried: Tried,
+    /// The first eight bytes of the digest of its session's key. Read in sticky-session pools.
+    pub session: Option<u64>,
+    /// Identities of its prompt's full blocks, in order. Read in kv-aware pools.
+    pub blocks: &'a [u64],
+}
+
+/// The prompt of a placed request.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompted<'a> {
+    /// Whom its blocks are charged to.
+    pub client: ClientId,
+    /// Identities of its full blocks, in order.
+    pub blocks: &'a [u64],
+    /// Its length, estimated.
+    pub tokens: u64,
+}
+
+/// What is believed of a placed prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Belief {
+    /// Leading blocks that the server held before.
+    pub matched: u32,
+    /// Tokens that are to be computed.
+    pub work_tokens: u64,
 }
 
 /// The answer to a request.
@@ -169,6 +210,7 @@ pub struct Dispatcher {
     lag_ns: Vec<u64>,
     events: VecDeque<Event>,
     messages: VecDeque<(ShardId, Message, Urgency)>,
+    memory: PrefixMemory,
 }
 
 impl Dispatcher {
@@ -199,6 +241,7 @@ impl Dispatcher {
             lag_ns: vec![0; shards],
             events: VecDeque::new(),
             messages: VecDeque::new(),
+            memory: PrefixMemory::new(options.kv_memory_bytes_max),
         };
         dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
         dispatcher
@@ -209,15 +252,35 @@ impl Dispatcher {
         &self.catalog
     }
 
-    /// The group of a model as named in the request (`None`: it names none).
-    pub fn resolve(&self, model: Option<&[u8]>) -> Result<GroupId, Rejection> {
+    /// The group of a model as named in the request (`None`: it names none), in a tier (empty: none named), for an input of
+    /// about that many tokens (0: unknown). One hash lookup and short scans; allocates nothing.
+    pub fn resolve(&self, model: Option<&[u8]>, tier: &[u8], tokens: u64) -> Result<GroupId, Rejection> {
+        let Some(route) = self.catalog.route(model, tier) else { return Err(self.unrouted(model, tier)) };
+        // All its members admit short inputs, so whoever is up is live there.
+        let up = |id| self.router.group(id).is_some_and(|group| group.has_live());
+        route.group(tokens).ok_or_else(|| match up(route.widest()) {
+            true => Rejection::InputTooLong,
+            false => Rejection::NoHealthyServer,
+        })
+    }
+
+    /// The pool that such a request will be placed in, whatever the length of its input. `None`: it has no route.
+    pub fn route_pool(&self, model: Option<&[u8]>, tier: &[u8]) -> Option<PoolId> {
+        self.catalog.route(model, tier).map(|route| route.pool)
+    }
+
+    /// Why nobody serves that model in that tier.
+    fn unrouted(&self, model: Option<&[u8]>, tier: &[u8]) -> Rejection {
         let catalog = &self.catalog;
-        let Some(model) = model else { return catalog.unnamed.ok_or(Rejection::NoHealthyServer) };
-        match catalog.models.get(model).copied().or(catalog.unlisted) {
-            Some(group) => Ok(group),
+        if model.is_some_and(|model| !catalog.knows(model)) {
             // Some server has not answered yet, or none is there to ask: a 404 would be a guess.
-            None if catalog.learning || !self.routable() => Err(Rejection::NoHealthyServer),
-            None => Err(Rejection::ModelNotFound),
+            let guess = catalog.learning || !self.routable();
+            return if guess { Rejection::NoHealthyServer } else { Rejection::ModelNotFound };
+        }
+        // With no server at all the tier is not what is wrong; and one that is still asked may turn out to have the model.
+        match catalog.unnamed.is_empty() || catalog.learning && catalog.has_tier(tier) {
+            true => Rejection::NoHealthyServer,
+            false => Rejection::NoServerInTier,
         }
     }
 
@@ -260,25 +323,32 @@ impl Dispatcher {
 
     /// Places a request that has been to `tried`. `AtCapacity` and `QueueFull` are definite: given only once no free permit
     /// exists anywhere. `NoHealthyServer`: no eligible server is left that was not tried.
-    pub fn handle_request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
-        if self.router.group(group).is_none() || !self.router.has_untried(group, tried) {
+    pub fn handle_request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
+        let Some(routed) = self.router.group(group).filter(|_| self.router.has_untried(group, wanted.tried))
+        else {
             return Decision::Reject(Rejection::NoHealthyServer);
+        };
+        if routed.algorithm == Algorithm::KvAware && !wanted.blocks.is_empty() {
+            self.memory.find_matches(routed.pool, wanted.blocks);
         }
         if self.home.is_some() {
-            self.request_at_home(now, group, tried)
+            self.request_at_home(now, group, wanted)
         } else {
-            self.request(now, group, tried)
+            self.request(now, group, wanted)
         }
     }
 
     /// On a shard that is not home.
-    fn request(&mut self, now: Nanos, group: GroupId, tried: Tried) -> Decision {
+    fn request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
+        let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
-        let choice = self.router.pick(group, tried, &self.table, |_, row| row.believed_room());
+        let affinity =
+            Affinity { session: wanted.session, memory: &self.memory, blocks: wanted.blocks.len() as u32 };
+        let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
-                return Decision::Dispatch(self.place(now, group, choice.backend, 0));
+                return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
             }
         }
         let ticket = self.wait(now, group, tried, choice);
@@ -288,14 +358,13 @@ impl Dispatcher {
     }
 
     /// Counts a request in; its permit is at hand.
-    fn place(&mut self, now: Nanos, group: GroupId, backend: BackendId, wait_ns: u64) -> Placement {
+    fn place(&mut self, now: Nanos, backend: BackendId, by: Algorithm, wait_ns: u64) -> Placement {
         self.table.begin(now, backend);
         let row = self.table.row(backend);
-        let algorithm_used = self.router.group(group).expect("placed by this group").algorithm;
         // Peers' figures may be stale; the permits are not.
         let in_flight =
             if row.gated() { row.total().min(row.ceiling.max(row.in_flight)) } else { row.total() };
-        Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used, wait_ns }
+        Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used: by, wait_ns }
     }
 
     fn wait(&mut self, now: Nanos, group: GroupId, tried: Tried, preferred: Option<Choice>) -> Ticket {
@@ -309,8 +378,9 @@ impl Dispatcher {
         ticket
     }
 
-    /// Ends the waiting of an unanswered ticket; it stays in the table, answered, until its event is polled.
-    fn answer(&mut self, ticket: Ticket, got: Option<BackendId>) -> Option<(GroupId, Nanos)> {
+    /// Ends the waiting of an unanswered ticket; it stays in the table, answered, until its event is polled. Says for which
+    /// group, since when, and what chose the server it got.
+    fn answer(&mut self, ticket: Ticket, got: Option<BackendId>) -> Option<(GroupId, Nanos, Algorithm)> {
         let waiting = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none())?;
         waiting.answered = Some(got);
         let (group, since) = (waiting.group, waiting.since);
@@ -318,16 +388,23 @@ impl Dispatcher {
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
-        if let Some(choice) = choice.filter(|c| got != Some(c.backend)) {
-            self.router.undo(group, choice);
-        }
-        Some((group, since))
+        let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let by = match choice {
+            Some(choice) if got == Some(choice.backend) => choice.by,
+            Some(choice) => {
+                self.router.undo(group, choice);
+                algorithm.fallback()
+            }
+            // Whichever server had room first.
+            None => algorithm.fallback(),
+        };
+        Some((group, since, by))
     }
 
     /// Gives a waiting request the permit that was just leased for it.
     fn grant(&mut self, now: Nanos, ticket: Ticket, backend: BackendId) -> bool {
-        let Some((group, since)) = self.answer(ticket, Some(backend)) else { return false };
-        let placement = self.place(now, group, backend, now.since(since));
+        let Some((_, since, by)) = self.answer(ticket, Some(backend)) else { return false };
+        let placement = self.place(now, backend, by, now.since(since));
         self.events.push_back(Event::Granted { ticket, placement });
         true
     }
@@ -362,7 +439,7 @@ impl Dispatcher {
 
     /// Takes an unanswered request out of the queue.
     fn leave_queue(&mut self, now: Nanos, ticket: Ticket) {
-        let Some((group, since)) = self.answer(ticket, None) else { return };
+        let Some((group, since, _)) = self.answer(ticket, None) else { return };
         if self.home.is_some() {
             self.withdraw_at_home(now, self.me, ticket, group, since);
         } else {
@@ -396,14 +473,79 @@ impl Dispatcher {
         }
     }
 
+    /// A request of this shard was placed on that server of a kv-aware group, with that prompt of about `tokens` tokens:
+    /// it is remembered, and counted as work, which ends with [`Dispatcher::handle_prefilled`]. Among several shards all have to
+    /// hear of it as a touch, this one too.
+    pub fn handle_prompt(
+        &mut self,
+        now: Nanos,
+        group: GroupId,
+        backend: BackendId,
+        prompt: &Prompted<'_>,
+    ) -> Belief {
+        let matched = match self.shards {
+            1 => {
+                let stamp = Stamp { at: now, shard: self.me };
+                self.memory.record(stamp, backend, prompt.client, prompt.blocks)
+            }
+            // Recorded when its touch has settled, as on every shard.
+            _ => self.memory.announce(backend, prompt.blocks),
+        };
+        let blocks = prompt.blocks.len() as u64;
+        let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
+        let work_tokens = prompt.tokens - held;
+        self.router.note_dispatch(group, backend, work_tokens, &self.table, Row::believed_room);
+        self.table.begin_prefill(now, backend, work_tokens);
+        Belief { matched, work_tokens }
+    }
+
+    /// The server has begun to answer: the prompt's tokens are computed, or nobody waits for them any more. Once for
+    /// each [`Dispatcher::handle_prompt`].
+    pub fn handle_prefilled(&mut self, now: Nanos, backend: BackendId, work_tokens: u64) {
+        self.table.end_prefill(now, backend, work_tokens);
+    }
+
+    /// An engine reported that `cached` leading blocks of a prompt came from its cache, where `matched` were believed to. Far fewer:
+    /// it holds less than this memory, which therefore forgets its oldest a little sooner from now on, on all shards; far more:
+    /// the other way, up to the configured size. The prompt itself stays: the engine has just computed it.
+    pub fn handle_report(&mut self, now: Nanos, backend: BackendId, matched: u32, cached: u32) {
+        let apart = REPORT_APART_BLOCKS.max(matched / 8);
+        let narrowed = self.table.narrowed(backend);
+        let step = if cached.saturating_add(apart) < matched && narrowed < NARROWED_MAX {
+            1
+        } else if cached > matched.saturating_add(apart) && narrowed > 0 {
+            -1
+        } else {
+            return;
+        };
+        self.table.narrow(now, backend, step);
+        self.memory.narrow(backend, self.table.narrowed(backend));
+    }
+
+    /// A touch of any shard.
+    pub fn handle_touch(&mut self, from: ShardId, stage: TouchStage, touch: &Touch<'_>) {
+        self.memory.hear(from, stage, touch);
+    }
+
+    /// What this shard remembers of a server's prompts.
+    pub fn memory(&self, backend: BackendId) -> MemoryFigures {
+        self.memory.figures(backend)
+    }
+
+    /// Bytes that this shard's prefix memory takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
-            Message::Load { backend, in_flight, changed } => {
-                self.table.hear(from, backend, in_flight);
+            Message::Load { backend, load, changed } => {
+                self.table.hear(from, backend, load);
+                self.memory.narrow(backend, self.table.narrowed(backend));
                 self.lag_ns[from.index()] = now.since(changed);
             }
-            Message::Turned { group, backend, turns } => self.router.hear(from, group, backend, turns),
+            Message::Turned { group, backend, sent } => self.router.hear(from, group, backend, sent),
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
@@ -457,6 +599,7 @@ impl Dispatcher {
         match update {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
+            Update::Forget { backend } => self.memory.forget(*backend),
             Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }
@@ -475,8 +618,16 @@ impl Dispatcher {
     /// A new catalog takes the place of the old one. Every shard has to see every version, in order.
     pub fn handle_catalog(&mut self, now: Nanos, catalog: Box<Catalog>) {
         let known = self.catalog.servers.len();
-        self.catalog = catalog;
+        let old = std::mem::replace(&mut self.catalog, catalog);
         let catalog = &self.catalog;
+        for (i, server) in catalog.servers.iter().enumerate() {
+            let id = BackendId(i as u16);
+            let pool = server.pool.filter(|pool| catalog.pool(*pool).algorithm == Algorithm::KvAware);
+            self.memory.configure(id, pool.filter(|_| !server.removed), server.kv_capacity_blocks);
+            if old.servers.get(i).is_some_and(|old| old.address != server.address) {
+                self.memory.forget(id);
+            }
+        }
         if !catalog.servers.is_empty() {
             self.table.ensure(BackendId((catalog.servers.len() - 1) as u16));
         }
@@ -487,6 +638,8 @@ impl Dispatcher {
             let row = self.table.row_mut(id);
             let newly_gated = i < known && row.ceiling == 0 && ceiling > 0;
             row.ceiling = ceiling;
+            self.memory.narrow(id, self.table.narrowed(id));
+            let row = self.table.row_mut(id);
             if newly_gated {
                 // What runs without permits gets them: home counts it against the ceiling before it grants anything.
                 let count = row.in_flight.saturating_sub(row.held);
@@ -495,7 +648,7 @@ impl Dispatcher {
             }
         }
         self.groups_current.clear();
-        self.groups_current.extend(catalog.models.values().chain(&catalog.unlisted).chain(&catalog.unnamed));
+        self.groups_current.extend(catalog.groups_in_use());
         self.groups_current.sort_unstable();
         self.groups_current.dedup();
         self.waiting_by_group.resize(self.waiting_by_group.len().max(catalog.groups.len()), 0);
@@ -557,11 +710,11 @@ impl Dispatcher {
     /// Puts out the load figures that changed since the last flush. Call every tick while [`Dispatcher::needs_flush`].
     /// O(changes × shards).
     pub fn flush(&mut self, _now: Nanos) {
-        while let Some((backend, in_flight, changed)) = self.table.pop_change() {
-            self.tell_peers(Message::Load { backend, in_flight, changed }, Urgency::Lazy);
+        while let Some((backend, load, changed)) = self.table.pop_change() {
+            self.tell_peers(Message::Load { backend, load, changed }, Urgency::Lazy);
         }
-        while let Some((group, backend, turns)) = self.router.pop_change() {
-            self.tell_peers(Message::Turned { group, backend, turns }, Urgency::Lazy);
+        while let Some((group, backend, sent)) = self.router.pop_change() {
+            self.tell_peers(Message::Turned { group, backend, sent }, Urgency::Lazy);
         }
         self.tell_full();
     }
@@ -602,7 +755,7 @@ impl Dispatcher {
 
     /// What `peer` last said of its requests in flight on a server.
     pub fn heard(&self, peer: ShardId, backend: BackendId) -> u32 {
-        self.table.heard(peer, backend)
+        self.table.heard(peer, backend).in_flight
     }
 
     /// The book of permits and the queue, on the home shard.
@@ -625,10 +778,18 @@ impl Dispatcher {
         self.waiting_by_pool.get(pool.index()).copied().unwrap_or(0)
     }
 
-    /// Fills `in_flight`, `dispatched` and `benched_until` of each server, `queued` and `mesh_lag_ns`; leaves the rest.
+    /// Fills `in_flight`, `dispatched`, `benched_until`, `memory` and `clients` of each server, `queued` and `mesh_lag_ns`;
+    /// leaves the rest.
     pub fn figures(&self, now: Nanos, report: &mut ShardReport) {
         report.servers.resize_with(report.servers.len().max(self.table.len()), Default::default);
-        for (figures, row) in report.servers.iter_mut().zip(self.table.rows()) {
+        for (id, (figures, row)) in self.table.ids().zip(report.servers.iter_mut().zip(self.table.rows())) {
+            figures.memory = self.memory.figures(id);
+            figures.clients.clear();
+            if figures.memory.clients > 1 {
+                figures.clients.extend(self.memory.clients(id));
+                figures.clients.sort_unstable_by_key(|(client, blocks)| (Reverse(*blocks), *client));
+                figures.clients.truncate(CLIENTS_SHOWN_MAX);
+            }
             figures.in_flight = row.in_flight;
             figures.dispatched = row.dispatched;
             figures.benched_until = if row.verdict.benched(now) { row.verdict.until } else { Nanos::ZERO };

@@ -1,7 +1,10 @@
+mod kv;
+
 use std::collections::HashMap;
 
 use super::*;
-use crate::proto::backend::catalog::{Address, Group, Pool, Server};
+use crate::proto::backend::catalog::{Address, Group, KvRules, Pool, Route, RouteId, Server};
+use crate::proto::backend::grouping::rebuild_groups;
 
 const GROUP: GroupId = GroupId(0);
 const A: BackendId = BackendId(0);
@@ -17,11 +20,19 @@ fn server(weight: f64, max_concurrency: u32) -> Server {
         pool: Some(PoolId(0)),
         weight,
         weight_text: weight.to_string().into(),
+        affinity_weight: 1.0,
         max_concurrency,
+        max_input_tokens: 0,
+        tier: "".into(),
+        kv_capacity_blocks: 1,
         api_key: None,
         models: Some(Vec::new()),
         removed: false,
     }
+}
+
+fn group(candidates: Vec<BackendId>) -> Group {
+    Group { members: candidates.clone(), candidates, pool: PoolId(0), tier: "".into(), label: "p".into() }
 }
 
 /// One pool, one group of all servers for model `m` and for requests without a model.
@@ -32,15 +43,17 @@ fn catalog(servers: &[(f64, u32)], routing_mode: RoutingMode, queue_size: u32) -
         routing_mode,
         queue_size,
         queue_timeout_ms: 1000,
+        kv: KvRules::default(),
     };
     let candidates = (0..servers.len() as u16).map(BackendId).collect();
     Catalog {
         version: 1,
         servers: servers.iter().map(|(weight, ceiling)| server(*weight, *ceiling)).collect(),
         pools: vec![pool],
-        groups: vec![Group { candidates, pool: PoolId(0) }],
-        models: HashMap::from([(b"m"[..].into(), GROUP)]),
-        unnamed: Some(GROUP),
+        groups: vec![group(candidates)],
+        routes: vec![Route::to(GROUP, PoolId(0))],
+        models: HashMap::from([(b"m"[..].into(), vec![RouteId(0)])]),
+        unnamed: vec![RouteId(0)],
         ..Catalog::default()
     }
 }
@@ -58,7 +71,7 @@ impl Net {
         Net { shards: (0..shards).map(one).collect(), now: Nanos::from_ms(1) }
     }
     fn ask(&mut self, shard: usize) -> Decision {
-        self.shards[shard].handle_request(self.now, GROUP, Tried::default())
+        self.shards[shard].handle_request(self.now, GROUP, &Wanted::default())
     }
     fn done(&mut self, shard: usize, backend: BackendId, outcome: Outcome) {
         self.shards[shard].handle_done(self.now, backend, outcome);
@@ -261,15 +274,61 @@ fn from_the_head_alone_only_what_is_known_is_refused() {
 #[test]
 fn models_resolve_to_their_group() {
     let mut known = catalog(&[(1.0, 1)], RoutingMode::Queue, 1);
-    let resolve = |catalog: &Catalog, model| Net::new(1, catalog).shards[0].resolve(model);
+    let resolve = |catalog: &Catalog, model| Net::new(1, catalog).shards[0].resolve(model, b"", 0);
     assert_eq!(resolve(&known, Some(b"m")), Ok(GROUP));
     assert_eq!(resolve(&known, None), Ok(GROUP));
     assert_eq!(resolve(&known, Some(b"x")), Err(Rejection::ModelNotFound));
     known.learning = true;
     assert_eq!(resolve(&known, Some(b"x")), Err(Rejection::NoHealthyServer), "a server has yet to say");
-    known.unlisted = Some(GROUP);
+    known.unlisted = vec![RouteId(0)];
     assert_eq!(resolve(&known, Some(b"x")), Ok(GROUP));
     assert_eq!(resolve(&Catalog::default(), None), Err(Rejection::NoHealthyServer));
+}
+
+/// Lifeboat rules: `no_server_in_tier`: "the tier has no server for the model"; `input_too_long`: "eligible but for
+/// max_input_tokens on every one".
+#[test]
+fn tiers_and_long_inputs_resolve_or_say_why_not() {
+    let mut known = catalog(&[(1.0, 1), (1.0, 1), (1.0, 1)], RoutingMode::Queue, 1);
+    for (id, model, tier, tokens) in [(0, "m", "", 100), (1, "m", "", 200), (2, "g", "gold", 0)] {
+        let server = &mut known.servers[id];
+        server.models = Some(vec![model.into()]);
+        server.tier = tier.into();
+        server.max_input_tokens = tokens;
+    }
+    rebuild_groups(&mut known);
+    let mut net = Net::new(1, &known);
+    let resolve = |net: &Net, model: &str, tier: &str, tokens| {
+        let model = (!model.is_empty()).then_some(model.as_bytes());
+        let group = net.shards[0].resolve(model, tier.as_bytes(), tokens)?;
+        Ok(net.shards[0].catalog().group(group).candidates.clone())
+    };
+    let c = BackendId(2);
+    assert_eq!(resolve(&net, "m", "", 100), Ok(vec![A, B]));
+    assert_eq!(resolve(&net, "m", "", 101), Ok(vec![B]));
+    assert_eq!(resolve(&net, "m", "", 201), Err(Rejection::InputTooLong));
+    assert_eq!(resolve(&net, "g", "gold", u64::MAX), Ok(vec![c]));
+    assert_eq!(resolve(&net, "", "gold", 0), Ok(vec![c]));
+    assert_eq!(resolve(&net, "m", "gold", 0), Err(Rejection::NoServerInTier));
+    assert_eq!(resolve(&net, "g", "", 0), Err(Rejection::NoServerInTier));
+    assert_eq!(resolve(&net, "m", "silver", 0), Err(Rejection::NoServerInTier));
+    assert_eq!(resolve(&net, "", "silver", 0), Err(Rejection::NoServerInTier));
+    assert_eq!(resolve(&net, "x", "silver", 0), Err(Rejection::ModelNotFound), "unknown in every tier");
+    assert_eq!(net.shards[0].route_pool(Some(b"m"), b""), Some(PoolId(0)));
+    assert_eq!(net.shards[0].route_pool(Some(b"m"), b"gold"), None);
+
+    net.update(&Update::Health { backend: B, up: false });
+    assert_eq!(resolve(&net, "m", "", 101), Ok(vec![B]), "whoever could take it is down: 503, not 413");
+    assert_eq!(resolve(&net, "m", "", 201), Err(Rejection::InputTooLong), "one is up and does not take it");
+    net.update(&Update::Health { backend: A, up: false });
+    assert_eq!(resolve(&net, "m", "", 201), Err(Rejection::NoHealthyServer));
+
+    // A server of the tier that is still being asked may turn out to have the model.
+    known.servers[2].models = None;
+    rebuild_groups(&mut known);
+    let net = Net::new(1, &known);
+    assert_eq!(resolve(&net, "m", "gold", 0), Err(Rejection::NoHealthyServer));
+    assert_eq!(resolve(&net, "m", "silver", 0), Err(Rejection::NoServerInTier));
 }
 
 #[test]
@@ -421,8 +480,7 @@ fn the_last_eligible_server_is_never_benched() {
 #[test]
 fn the_end_of_a_bench_is_seen_also_when_something_else_comes_first() {
     let mut two_groups = catalog(&[(1.0, 1), (1.0, 1), (1.0, 1)], RoutingMode::Queue, 10);
-    two_groups.groups =
-        [vec![A, BackendId(2)], vec![B]].map(|candidates| Group { candidates, pool: PoolId(0) }).to_vec();
+    two_groups.groups = [vec![A, BackendId(2)], vec![B]].map(group).to_vec();
     let mut net = Net::new(1, &two_groups);
     net.place(0);
     net.place(0);
@@ -523,11 +581,11 @@ fn a_server_is_not_tried_twice() {
     let mut tried = Tried::default();
     tried.push(A);
     for _ in 0..5 {
-        let decision = net.shards[0].handle_request(net.now, GROUP, tried);
+        let decision = net.shards[0].handle_request(net.now, GROUP, &Wanted { tried, ..Wanted::default() });
         assert!(matches!(decision, Decision::Dispatch(Placement { backend: B, .. })), "{decision:?}");
     }
     tried.push(B);
-    let decision = net.shards[0].handle_request(net.now, GROUP, tried);
+    let decision = net.shards[0].handle_request(net.now, GROUP, &Wanted { tried, ..Wanted::default() });
     assert_eq!(decision, Decision::Reject(Rejection::NoHealthyServer));
 }
 
@@ -561,9 +619,9 @@ fn home_keeps_questions_about_a_catalog_that_it_does_not_have_yet() {
     let mut net = Net::new(2, &old);
     let mut new = old;
     new.version = 2;
-    new.groups.push(Group { candidates: vec![A], pool: PoolId(0) });
+    new.groups.push(group(vec![A]));
     net.shards[1].handle_catalog(net.now, Box::new(new.clone()));
-    let ask = |net: &mut Net| match net.shards[1].handle_request(net.now, GroupId(1), Tried::default()) {
+    let ask = |net: &mut Net| match net.shards[1].handle_request(net.now, GroupId(1), &Wanted::default()) {
         Decision::Wait(ticket) => ticket,
         other => panic!("{other:?}"),
     };

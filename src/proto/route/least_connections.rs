@@ -7,6 +7,7 @@
 
 use super::policy::{Candidate, Choice, Policy};
 use super::wheel::Wheel;
+use crate::proto::backend::catalog::Algorithm;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +38,6 @@ impl Policy for LeastConnections {
         }
         let whole = whole && ties == candidates.len();
         let chosen = candidates[wheel.turn(&candidates[..ties], whole)];
-        Choice { backend: chosen.backend, slot: chosen.slot, turned: false }
+        Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::LeastConnections }
     }
 }

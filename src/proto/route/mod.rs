@@ -3,8 +3,11 @@
 //! [`router`] knows the candidates of each group and shows the eligible ones with room to the pool's algorithm; each
 //! algorithm ([`policy::Policy`]) is one file. [`wheel`] is the smooth wheel that they share.
 
+pub mod balance;
+pub mod kv_aware;
 pub mod least_connections;
 pub mod policy;
 pub mod router;
+pub mod sticky_session;
 pub mod weighted_round_robin;
 pub mod wheel;

@@ -1,6 +1,8 @@
 //! What an algorithm is: it chooses one of the candidates it is shown.
 
 use super::wheel::Wheel;
+use crate::proto::backend::catalog::Algorithm;
+use crate::proto::backend::prefix_memory::PrefixMemory;
 use crate::proto::ids::BackendId;
 
 /// A server as an algorithm sees it: eligible, and with room.
@@ -13,6 +15,21 @@ pub struct Candidate {
     pub weight: u64,
     /// Over all shards, as far as heard.
     pub in_flight: u32,
+    /// Leading prompt blocks that it is believed to hold; 0 outside kv-aware pools.
+    pub matched: u32,
+    /// Prompt tokens that are still to be computed there, over all shards; 0 outside kv-aware pools.
+    pub prefill_tokens: u64,
+}
+
+/// What ties a request to some servers more than to others.
+#[derive(Clone, Copy, Debug)]
+pub struct Affinity<'a> {
+    /// The first eight bytes of the digest of its session's key.
+    pub session: Option<u64>,
+    /// The memory that was asked who holds the beginning of its prompt.
+    pub memory: &'a PrefixMemory,
+    /// Full blocks of its prompt; 0 when the memory was not asked.
+    pub blocks: u32,
 }
 
 /// A choice.
@@ -22,6 +39,8 @@ pub struct Choice {
     pub slot: u16,
     /// The wheel moved: peers have to hear of it, and the choice can be undone.
     pub turned: bool,
+    /// The algorithm that chose: the pool's own, or the one it falls back to.
+    pub by: Algorithm,
 }
 
 /// A load-balancing algorithm. Without state of its own: what it remembers is the group's wheel.

@@ -10,15 +10,18 @@
 //! the server × their candidates).
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
 
+use super::balance::{Balance, Takers};
+use super::kv_aware::{KvAware, Loads};
 use super::least_connections::LeastConnections;
-use super::policy::{Candidate, Choice, Policy};
+use super::policy::{Affinity, Candidate, Choice, Policy};
+use super::sticky_session::{Member, StickySession, hash_name};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
-use crate::proto::backend::catalog::{Algorithm, Catalog};
+use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
-use crate::proto::message::Tried;
+use crate::proto::message::{Sent, Tried};
 
 /// One group as a shard routes it.
 #[derive(Debug)]
@@ -26,17 +29,24 @@ pub struct RouteGroup {
     pub candidates: Vec<BackendId>,
     pub pool: PoolId,
     pub algorithm: Algorithm,
+    kv: KvRules,
+    /// What session keys are spread over, in sticky-session pools.
+    members: Vec<Member>,
     /// Slots of the live candidates.
     live: Vec<u16>,
     wheel: Wheel,
+    /// In kv-aware pools.
+    balance: Balance,
+    /// All live servers could have taken the request that was placed last.
+    all_fit: bool,
     /// Steps the wheel still has to start further, once something is on it.
     phase: u32,
-    /// This shard's turns, by slot.
-    turns: Vec<u64>,
-    /// Peers' turns as last heard, by slot, then shard.
-    heard: Vec<u64>,
-    /// By slot: peers lack the newest `turns`.
-    turned: Vec<bool>,
+    /// What this shard sent, by slot.
+    sent: Vec<Sent>,
+    /// What peers sent as last heard, by slot, then shard.
+    heard: Vec<Sent>,
+    /// By slot: peers lack the newest `sent`.
+    unsaid: Vec<bool>,
 }
 
 impl RouteGroup {
@@ -58,10 +68,14 @@ impl RouteGroup {
         if self.live.is_empty() {
             self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
         }
-        let mut live = self.live.iter().peekable();
-        self.wheel.set_weights((0..).zip(&self.candidates).map(|(slot, id): (u16, _)| {
-            if live.next_if(|l| **l == slot).is_some() { table.row(*id).weight } else { 0 }
-        }));
+        let weights = || {
+            let mut live = self.live.iter().peekable();
+            (0..).zip(&self.candidates).map(move |(slot, id): (u16, _)| {
+                if live.next_if(|l| **l == slot).is_some() { table.row(*id).weight } else { 0 }
+            })
+        };
+        self.wheel.set_weights(weights());
+        self.balance.set_weights(weights());
         if !self.live.is_empty() && self.phase > 0 {
             shown.clear();
             shown.extend(self.live.iter().map(|slot| self.candidate(*slot, table)));
@@ -73,8 +87,7 @@ impl RouteGroup {
 
     fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
         let backend = self.candidates[slot as usize];
-        let row = table.row(backend);
-        Candidate { backend, slot, weight: row.weight, in_flight: row.total() }
+        candidate(backend, slot, table.row(backend), 0)
     }
 }
 
@@ -147,32 +160,43 @@ impl Router {
             for (slot, backend) in (0..).zip(&group.candidates) {
                 self.groups_of[backend.index()].push((id, slot));
             }
-            let algorithm = catalog.pool(group.pool).algorithm;
+            let pool = catalog.pool(group.pool);
+            let (algorithm, kv) = (pool.algorithm, pool.kv);
+            let members = match algorithm {
+                Algorithm::StickySession => members(catalog, &group.members),
+                _ => Vec::new(),
+            };
             let slots = group.candidates.len();
             let fresh = RouteGroup {
                 candidates: group.candidates.clone(),
                 pool: group.pool,
                 algorithm,
+                kv,
+                members,
                 live: Vec::with_capacity(slots),
                 wheel: Wheel::new(slots),
+                balance: Balance::new(slots),
+                all_fit: false,
                 phase: self.phase,
-                turns: vec![0; slots],
-                heard: vec![0; slots * self.shards],
-                turned: vec![false; slots],
+                sent: vec![Sent::default(); slots],
+                heard: vec![Sent::default(); slots * self.shards],
+                unsaid: vec![false; slots],
             };
             match self.groups.get_mut(i) {
                 None => self.groups.push(fresh),
                 Some(held) if held.candidates == group.candidates => {
                     held.pool = group.pool;
                     held.algorithm = algorithm;
+                    held.kv = kv;
+                    held.members = fresh.members;
                 }
                 Some(held) => {
-                    // Turns are absolute: what stands under a server must go on, or peers would hear of turns undone.
+                    // These figures are absolute: what stands under a server must go on, or peers would hear of turns undone.
                     let mut fresh = fresh;
                     for (slot, backend) in group.candidates.iter().enumerate() {
                         if let Some(old) = held.slot(*backend) {
                             let old = old as usize;
-                            fresh.turns[slot] = held.turns[old];
+                            fresh.sent[slot] = held.sent[old];
                             fresh.heard[slot * self.shards..][..self.shards]
                                 .copy_from_slice(&held.heard[old * self.shards..][..self.shards]);
                         }
@@ -200,42 +224,82 @@ impl Router {
         if tried.is_empty() { group.has_live() } else { group.live().any(|id| !tried.contains(id)) }
     }
 
-    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel.
+    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel
+    /// unless an affinity decides.
     pub fn pick(
         &mut self,
         group: GroupId,
         tried: Tried,
+        affinity: Affinity<'_>,
         table: &BackendTable,
-        mut room: impl FnMut(BackendId, &Row) -> bool,
+        room: impl Fn(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
+        let fits = |backend, row: &Row| room(backend, row) && (tried.is_empty() || !tried.contains(backend));
+        if let Some(choice) = self.follow_match(group, affinity, table, fits) {
+            return Some(choice);
+        }
         let held = &mut self.groups[group.index()];
         self.shown.clear();
         for slot in &held.live {
             let backend = held.candidates[*slot as usize];
             let row = table.row(backend);
-            if room(backend, row) && (tried.is_empty() || !tried.contains(backend)) {
-                self.shown.push(Candidate {
-                    backend,
-                    slot: *slot,
-                    weight: row.weight,
-                    in_flight: row.total(),
-                });
+            if fits(backend, row) {
+                self.shown.push(candidate(backend, *slot, row, 0));
             }
         }
         if self.shown.is_empty() {
             return None;
         }
         let whole = self.shown.len() == held.live.len();
+        held.all_fit = whole;
+        let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
         let choice = match held.algorithm {
-            Algorithm::WeightedRoundRobin => {
-                WeightedRoundRobin.choose(&mut held.wheel, &mut self.shown, whole)
+            // A kv-aware group comes here when no match is followed.
+            Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
+                WeightedRoundRobin.choose(wheel, shown, whole)
             }
-            Algorithm::LeastConnections => LeastConnections.choose(&mut held.wheel, &mut self.shown, whole),
+            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown, whole),
+            Algorithm::StickySession => {
+                let sticky = StickySession { key: affinity.session, members: &held.members };
+                sticky.choose(wheel, shown, whole)
+            }
         };
         if choice.turned {
             self.count(group, choice.slot, 1);
         }
         Some(choice)
+    }
+
+    /// In a kv-aware group: the server whose match is followed, if any.
+    fn follow_match(
+        &mut self,
+        group: GroupId,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        fits: impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &self.groups[group.index()];
+        if affinity.blocks == 0 || held.algorithm != Algorithm::KvAware {
+            return None;
+        }
+        let matches = affinity.memory.matches(held.pool);
+        matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
+        let fitting = held.live.iter().filter_map(|slot| {
+            let backend = held.candidates[*slot as usize];
+            let row = table.row(backend);
+            fits(backend, row).then(|| (row.weight, row.total()))
+        });
+        let loads = Loads::of(fitting)?;
+        let holders = matches.filter_map(|found| {
+            let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
+            let row = table.row(found.backend);
+            fits(found.backend, row).then(|| candidate(found.backend, slot, row, found.blocks))
+        });
+        let policy = KvAware { rules: &held.kv, balance: &held.balance, blocks: affinity.blocks };
+        let chosen = policy.choose(&loads, holders)?;
+        let held = &mut self.groups[group.index()];
+        held.all_fit = loads.count == held.live.len();
+        Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
     }
 
     /// Takes a turned choice back: the request went elsewhere or nowhere.
@@ -248,34 +312,70 @@ impl Router {
         }
     }
 
+    /// A request of a kv-aware group went to that server, with so many prompt tokens to be computed. `room`: who else could
+    /// have taken it.
+    pub fn note_dispatch(
+        &mut self,
+        group: GroupId,
+        backend: BackendId,
+        work_tokens: u64,
+        table: &BackendTable,
+        room: impl Fn(&Row) -> bool,
+    ) {
+        let Some(slot) = self.slot_of(group, backend) else { return };
+        let held = &mut self.groups[group.index()];
+        let (candidates, live) = (&held.candidates, &held.live);
+        let row = |slot: u16| table.row(candidates[slot as usize]);
+        match std::mem::take(&mut held.all_fit) {
+            true => held.balance.note(slot, 1, work_tokens, Takers::<std::iter::Empty<_>>::All),
+            false => {
+                // It had room itself, whatever is left of that now.
+                let takers = live.iter().filter(|other| **other == slot || room(row(**other)));
+                let weighted = takers.map(|slot| (*slot, row(*slot).weight));
+                held.balance.note(slot, 1, work_tokens, Takers::Some(weighted));
+            }
+        }
+        if self.shards > 1 {
+            let sent = &mut held.sent[slot as usize];
+            sent.dispatches = sent.dispatches.wrapping_add(1);
+            sent.work_tokens = sent.work_tokens.wrapping_add(work_tokens);
+            self.mark(group, slot);
+        }
+    }
+
     fn count(&mut self, group: GroupId, slot: u16, turns: i64) {
         if self.shards == 1 {
             return;
         }
         let held = &mut self.groups[group.index()];
-        let turned = &mut held.turns[slot as usize];
-        *turned = turned.wrapping_add_signed(turns);
+        let sent = &mut held.sent[slot as usize];
+        sent.turns = sent.turns.wrapping_add_signed(turns);
         self.mark(group, slot);
     }
 
     fn mark(&mut self, group: GroupId, slot: u16) {
-        let marked = &mut self.groups[group.index()].turned[slot as usize];
-        if !*marked {
-            *marked = true;
+        let unsaid = &mut self.groups[group.index()].unsaid[slot as usize];
+        if !*unsaid {
+            *unsaid = true;
             self.changes.push((group, slot));
         }
     }
 
-    /// A peer's turns for a server, in all.
-    pub fn hear(&mut self, from: ShardId, group: GroupId, backend: BackendId, turns: u64) {
+    /// What a peer has sent to a server, in all.
+    pub fn hear(&mut self, from: ShardId, group: GroupId, backend: BackendId, sent: Sent) {
         // A group this shard has not yet been told of: the next figure is absolute again.
         let Some(slot) = self.slot_of(group, backend) else { return };
         let held = &mut self.groups[group.index()];
-        let heard = &mut held.heard[slot as usize * self.shards + from.index()];
-        let news = turns.wrapping_sub(*heard) as i64;
-        *heard = turns;
-        if held.algorithm == Algorithm::WeightedRoundRobin {
-            held.wheel.follow(slot, news);
+        let before = &mut held.heard[slot as usize * self.shards + from.index()];
+        let turns = sent.turns.wrapping_sub(before.turns) as i64;
+        let dispatches = sent.dispatches.wrapping_sub(before.dispatches);
+        let work_tokens = sent.work_tokens.wrapping_sub(before.work_tokens);
+        *before = sent;
+        if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
+            held.wheel.follow(slot, turns);
+        }
+        if dispatches > 0 {
+            held.balance.note(slot, dispatches, work_tokens, Takers::<std::iter::Empty<_>>::All);
         }
     }
 
@@ -284,11 +384,11 @@ impl Router {
     }
 
     /// The next figure that peers lack.
-    pub fn pop_change(&mut self) -> Option<(GroupId, BackendId, u64)> {
+    pub fn pop_change(&mut self) -> Option<(GroupId, BackendId, Sent)> {
         let (group, slot) = self.changes.pop()?;
         let held = &mut self.groups[group.index()];
-        held.turned[slot as usize] = false;
-        Some((group, held.candidates[slot as usize], held.turns[slot as usize]))
+        held.unsaid[slot as usize] = false;
+        Some((group, held.candidates[slot as usize], held.sent[slot as usize]))
     }
 
     /// Has that figure sent once more.
@@ -297,4 +397,23 @@ impl Router {
             self.mark(group, slot);
         }
     }
+}
+
+fn candidate(backend: BackendId, slot: u16, row: &Row, matched: u32) -> Candidate {
+    Candidate {
+        backend,
+        slot,
+        weight: row.weight,
+        in_flight: row.total(),
+        matched,
+        prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,
+    }
+}
+
+fn members(catalog: &Catalog, ids: &[BackendId]) -> Vec<Member> {
+    let member = |id: &BackendId| {
+        let server = catalog.server(*id);
+        Member { backend: *id, name: hash_name(&server.name), weight: server.affinity_weight }
+    };
+    ids.iter().map(member).collect()
 }

@@ -5,6 +5,7 @@
 
 use super::policy::{Candidate, Choice, Policy};
 use super::wheel::Wheel;
+use crate::proto::backend::catalog::Algorithm;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +14,11 @@ pub struct WeightedRoundRobin;
 impl Policy for WeightedRoundRobin {
     fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
         let chosen = candidates[wheel.turn(candidates, whole)];
-        Choice { backend: chosen.backend, slot: chosen.slot, turned: candidates.len() > 1 }
+        Choice {
+            backend: chosen.backend,
+            slot: chosen.slot,
+            turned: candidates.len() > 1,
+            by: Algorithm::WeightedRoundRobin,
+        }
     }
 }

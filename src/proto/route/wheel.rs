@@ -50,6 +50,11 @@ impl Wheel {
         self.weights[slot as usize] > 0
     }
 
+    /// How near a slot that is on the wheel is to its next turn: the largest would win now.
+    pub fn lead(&self, slot: u16) -> i64 {
+        self.score(slot as usize) + self.weights[slot as usize] as i64
+    }
+
     /// The score of a slot that is on the wheel.
     fn score(&self, slot: usize) -> i64 {
         self.steps * self.weights[slot] as i64 - self.debts[slot]

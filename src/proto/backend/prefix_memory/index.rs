@@ -36,7 +36,7 @@ pub(super) struct Level {
 impl Level {
     /// The slots, lowest first.
     #[inline]
-    pub(super) fn slots(self) -> impl Iterator<Item = u16> {
+    pub(super) fn slots(self) -> impl Iterator<Item = u16> + Clone {
         let Level { word, mut members, .. } = self;
         std::iter::from_fn(move || {
             let bit = members.trailing_zeros();

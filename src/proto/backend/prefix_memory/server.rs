@@ -79,6 +79,8 @@ struct Run {
 #[derive(Debug)]
 pub(super) struct ServerMemory {
     capacity: u32,
+    /// Blocks that may be held: the capacity, or less.
+    limit: u32,
     /// Recorded, and announced only.
     held: u32,
     announced: u32,
@@ -104,6 +106,7 @@ impl ServerMemory {
         assert!(capacity <= CAPACITY_MAX, "at most {CAPACITY_MAX} blocks per server");
         ServerMemory {
             capacity,
+            limit: capacity,
             held: 0,
             announced: 0,
             nodes: Vec::new(),
@@ -135,6 +138,13 @@ impl ServerMemory {
             + self.clients.bytes()
     }
 
+    /// Has at most `limit` blocks held from the next recording on, and at least one.
+    pub(super) fn set_limit(&mut self, limit: u32) {
+        self.limit = limit.clamp(1.min(self.capacity), self.capacity);
+    }
+    pub(super) const fn limit(&self) -> u32 {
+        self.limit
+    }
     pub(super) const fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -210,7 +220,8 @@ impl ServerMemory {
         for node in self.nodes.iter().filter(|node| !node.owner.is_nobody()) {
             index.remove(node.identity, slot);
         }
-        *self = ServerMemory::new(self.capacity);
+        let limit = self.limit;
+        *self = ServerMemory { limit, ..ServerMemory::new(self.capacity) };
     }
 
     fn allocate(&mut self) {

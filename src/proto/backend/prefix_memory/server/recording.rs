@@ -62,10 +62,13 @@ impl ServerMemory {
         let (blocks, found) = (&blocks[..keep], &mut found[..keep]);
         let matched = self.touch_held(&mut recording, found, blocks);
         if recording.absent > 0 {
-            while self.held + recording.absent > self.capacity {
+            while self.held + recording.absent > self.limit {
                 self.make_room(&mut recording, found, blocks, index, slot);
             }
-            self.insert_absent(&recording, found, blocks, matched, index, slot);
+            // Where nothing of the prompt is kept, its place in the list may be gone too.
+            if recording.keep > 0 {
+                self.insert_absent(&recording, found, blocks, matched, index, slot);
+            }
         }
         if self.clients.of(client).blocks == 0 {
             self.clients.release(client);
@@ -190,7 +193,7 @@ impl ServerMemory {
         slot: u16,
     ) {
         let client = recording.client;
-        let need = self.held + recording.absent - self.capacity;
+        let need = self.held + recording.absent - self.limit;
         // What of the client is older than the prompt goes first, then the prompt from its tail, then what is newer.
         let oldest = self.clients.of(client).oldest;
         recording.older_gone |= !self.is_before(oldest, recording);
@@ -236,7 +239,8 @@ impl ServerMemory {
                 _ => {}
             }
         }
-        unreachable!("there is no room for blocks that are absent, so the prompt has some");
+        // Nothing of the prompt is left, and the limit is less than what was held before.
+        self.evict(self.clients.of(client).oldest, client, index, slot);
     }
 
     /// Whether a node of the recording's client is older than the prompt.

@@ -1,0 +1,194 @@
+//! `kv-aware`: a server that already holds the prompt's beginning, among the least busy.
+//!
+//! Formula. Load = `in_flight / weight`, weights scaled to mean 1 over the candidates. Only servers in the *window* are looked
+//! at: load at most the least load + *slack*, which is max(`affinity_slack_abs`, `affinity_slack_rel` × the least load), so that nobody
+//! becomes a hot spot for what it holds. What a match is worth is its blocks, less a price for following it:
+//!
+//! * its load: [`LOAD_PRICE_BLOCKS`] at the window's far end, nothing at its near end;
+//! * its share: what the server got above its fair share of requests and of uncached tokens lately ([`Balance`]). At most
+//!   [`IMMUNITY`] times the blocks that would have to be computed there anyway, plus [`BUSY_PRICE_BLOCKS`] per request in flight on
+//!   the average server: an idle pool keeps conversations where they are and spreads what shares no more than a head.
+//!
+//! 1. The longest match that is worth at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
+//!    hide a prompt's shared head. Of the servers in the window that match equally long, the one with the least load, prompt
+//!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
+//! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
+//!    in the window with the least load, as above.
+//! 3. Else [`super::weighted_round_robin`] over all candidates.
+//!
+//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
+//! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
+//! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau.
+
+use super::balance::Balance;
+use super::policy::Candidate;
+use crate::proto::backend::catalog::KvRules;
+
+/// Price of following a match to the busiest server of the window, in blocks.
+const LOAD_PRICE_BLOCKS: f64 = 32.0;
+/// Price of a server that got twice its share of requests, in blocks; in proportion.
+const SHARE_PRICE_BLOCKS: f64 = 8000.0;
+/// So far above its share costs nothing: as part of it, and in requests, in an idle pool and in a busy one.
+const SHARE_FREE: f64 = 0.01;
+const SHARE_FREE_REQUESTS: (f64, f64) = (0.0, 6.0);
+/// Requests that are added to a fair share, so that the first few do not count as many; idle and busy.
+const SHARE_PRIOR: (f64, f64) = (16.0, 100.0);
+/// Price of a server that got twice its share of uncached tokens, per block that is to be computed; in proportion.
+const WORK_PRICE: f64 = 30.0;
+/// So far above its share of work costs nothing: as part of it, and in tokens.
+const WORK_FREE: f64 = 0.03;
+const WORK_FREE_TOKENS: f64 = 50_000.0;
+/// A share of work counts as at least this.
+const WORK_FAIR_TOKENS_MIN: f64 = 100_000.0;
+/// The share's price is at most this many times the blocks to be computed …
+const IMMUNITY: f64 = 2.0;
+/// … and this for every request in flight on the average server.
+const BUSY_PRICE_BLOCKS: f64 = 64.0;
+/// Prompt tokens waiting to be computed that weigh as much as one request in flight.
+const TOKENS_PER_REQUEST: f64 = 8192.0;
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug)]
+pub struct KvAware<'a> {
+    pub rules: &'a KvRules,
+    pub balance: &'a Balance,
+    /// Full blocks of the prompt.
+    pub blocks: u32,
+}
+
+/// The candidates' loads, in short.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Loads {
+    /// Of candidates.
+    pub count: usize,
+    /// Mean weight, in millionths.
+    pub weight_mean: f64,
+    pub least: f64,
+    pub mean: f64,
+}
+
+impl Loads {
+    /// Of candidates given as weight and requests in flight; two passes, one where all weights are equal. `None`: there are
+    /// none.
+    #[inline]
+    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
+        let (mut count, mut weights, mut in_flight, mut least) = (0, 0u64, 0u64, u32::MAX);
+        let (mut lightest, mut heaviest) = (u64::MAX, 0);
+        for (weight, requests) in candidates.clone() {
+            count += 1;
+            weights += weight;
+            lightest = lightest.min(weight);
+            heaviest = heaviest.max(weight);
+            in_flight += u64::from(requests);
+            least = least.min(requests);
+        }
+        if count == 0 {
+            return None;
+        }
+        let weight_mean = weights as f64 / count as f64;
+        if lightest == heaviest {
+            let mean = in_flight as f64 / count as f64;
+            return Some(Loads { count, weight_mean, least: least.into(), mean });
+        }
+        let loads = candidates.map(|(weight, requests)| f64::from(requests) * weight_mean / weight as f64);
+        let (least, sum) =
+            loads.fold((f64::INFINITY, 0.0), |(least, sum), load| (load.min(least), sum + load));
+        Some(Loads { count, weight_mean, least, mean: sum / count as f64 })
+    }
+}
+
+impl KvAware<'_> {
+    /// The candidate that affinity decides for. `holders`: the candidates that hold some of the prompt, longest match first, of
+    /// equals in the group's order; no more of them are asked for than may win.
+    pub fn choose(
+        &self,
+        loads: &Loads,
+        holders: impl Iterator<Item = Candidate> + Clone,
+    ) -> Option<Candidate> {
+        let useful = self.rules.min_match_blocks.max(1);
+        let holders = holders.take_while(|holder| holder.matched >= useful);
+        let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
+        let scene = Scene { policy: self, loads, slack, useful: useful.into() };
+        let mut top: Option<(f64, u32)> = None;
+        for holder in holders.clone() {
+            // Nothing is worth more than its blocks.
+            if top.is_some_and(|(most, _)| most >= holder.matched.into()) {
+                break;
+            }
+            if scene.in_window(&holder) {
+                let net = scene.worth(&holder) - scene.load_price(&holder);
+                if net >= scene.useful && top.is_none_or(|(most, _)| net > most) {
+                    top = Some((net, holder.matched));
+                }
+            }
+        }
+        if let Some((_, matched)) = top {
+            let equal = holders.skip_while(|h| h.matched > matched).take_while(|h| h.matched == matched);
+            return scene.least_busy(equal.filter(|h| scene.in_window(h) && scene.worth(h) >= scene.useful));
+        }
+        let all_hold = holders.clone().count() == loads.count;
+        if all_hold { scene.least_busy(holders.filter(|h| scene.in_window(h))) } else { None }
+    }
+}
+
+/// What the candidates have in common.
+struct Scene<'a> {
+    policy: &'a KvAware<'a>,
+    loads: &'a Loads,
+    slack: f64,
+    useful: f64,
+}
+
+impl Scene<'_> {
+    /// Per weight, with weights scaled to mean 1.
+    fn per_weight(&self, amount: f64, candidate: &Candidate) -> f64 {
+        amount * self.loads.weight_mean / candidate.weight as f64
+    }
+
+    fn load(&self, candidate: &Candidate) -> f64 {
+        self.per_weight(candidate.in_flight.into(), candidate)
+    }
+
+    fn in_window(&self, candidate: &Candidate) -> bool {
+        self.load(candidate) <= self.loads.least + self.slack
+    }
+
+    /// What the match is worth, its load's price aside.
+    fn worth(&self, candidate: &Candidate) -> f64 {
+        let computed = f64::from(self.policy.blocks.saturating_sub(candidate.matched));
+        let most = IMMUNITY * computed + BUSY_PRICE_BLOCKS * self.loads.mean;
+        f64::from(candidate.matched) - self.share_price(candidate.slot, computed).min(most)
+    }
+
+    fn share_price(&self, slot: u16, computed: f64) -> f64 {
+        let deviation = self.policy.balance.of(slot);
+        let busy = self.loads.mean.min(1.0);
+        let between = |(idle, full): (f64, f64)| idle + (full - idle) * busy;
+        let free = SHARE_FREE * deviation.requests_fair + between(SHARE_FREE_REQUESTS);
+        let over = (deviation.requests - free).max(0.0);
+        let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + between(SHARE_PRIOR));
+        let over = (deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS).max(0.0);
+        let work = WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);
+        requests + work
+    }
+
+    fn load_price(&self, candidate: &Candidate) -> f64 {
+        let above = self.load(candidate) - self.loads.least;
+        if above > 0.0 { LOAD_PRICE_BLOCKS * above / self.slack } else { 0.0 }
+    }
+
+    /// The least busy of some, prompt tokens that wait included.
+    fn least_busy(&self, some: impl Iterator<Item = Candidate>) -> Option<Candidate> {
+        let keyed = some.map(|candidate| {
+            let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+            let over = self.policy.balance.of(candidate.slot).requests;
+            (self.load(&candidate) + self.per_weight(waiting, &candidate), over, candidate)
+        });
+        // Of equals the first, which `min_by` keeps.
+        let least = keyed.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.total_cmp(&b.1)));
+        least.map(|(_, _, candidate)| candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests;

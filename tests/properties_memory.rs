@@ -16,6 +16,8 @@ const SERVER: BackendId = BackendId(0);
 #[derive(Clone, Debug, Default)]
 struct Model {
     capacity: usize,
+    /// See `PrefixMemory::narrow`.
+    narrowed: i32,
     /// By identity: when it was last touched (stamp, then order of telling), and whom it is charged to.
     blocks: HashMap<u64, (Stamp, u64, ClientId)>,
     /// Matches, and nothing else.
@@ -35,6 +37,11 @@ impl Model {
             *clients.entry(*client).or_insert(0) += 1;
         }
         clients
+    }
+
+    fn limit(&self) -> usize {
+        let part = (127.0_f64 / 128.0).powi(self.narrowed);
+        ((self.capacity as f64 * part) as usize).max(1.min(self.capacity))
     }
 
     fn matches(&self, block: u64) -> bool {
@@ -75,13 +82,16 @@ impl Model {
                 *held = touch;
             }
         }
-        self.evict(&fresh);
+        // What is held already pushes nothing out.
+        if !fresh.is_empty() {
+            self.evict(self.limit(), &fresh);
+        }
         matched
     }
 
     /// Blocks in `fresh` were not there before: they count as never remembered.
-    fn evict(&mut self, fresh: &[u64]) {
-        while self.blocks.len() > self.capacity {
+    fn evict(&mut self, limit: usize, fresh: &[u64]) {
+        while self.blocks.len() > limit {
             let clients = self.clients();
             let oldest_of = |client: ClientId| {
                 let own = self.blocks.iter().filter(|(_, held)| held.2 == client);
@@ -94,7 +104,7 @@ impl Model {
                 .max_by_key(|(client, blocks)| (**blocks, Reverse((oldest_of(**client).0, **client))));
             let (client, blocks) = most_over.expect("blocks have owners");
             // The promise itself: who gives has more than its share.
-            assert!(blocks * clients.len() > self.capacity, "{client:?} is evicted at or under its share");
+            assert!(blocks * clients.len() > limit, "{client:?} is evicted at or under its share");
             let (_, _, block) = oldest_of(*client);
             self.blocks.remove(&block);
             self.evicted += u64::from(!fresh.contains(&block));
@@ -154,6 +164,7 @@ enum Act {
     Announce { server: u16, blocks: Vec<u64> },
     Drop { server: u16, late: u64, blocks: Vec<u64>, keep: usize },
     Capacity { server: u16, capacity: u32 },
+    Narrow { server: u16, steps: u32 },
     Forget { server: u16 },
     Lookup { blocks: Vec<u64> },
 }
@@ -188,6 +199,7 @@ fn act(servers: u16, clients: u64) -> impl Strategy<Value = Act> {
         2 => (0..servers, late, prompt(), 0..10_usize)
             .prop_map(|(server, late, blocks, keep)| Act::Drop { server, late, blocks, keep }),
         1 => (0..servers, 0..50_u32).prop_map(|(server, capacity)| Act::Capacity { server, capacity }),
+        1 => (0..servers, 0..300_u32).prop_map(|(server, steps)| Act::Narrow { server, steps }),
         1 => (0..servers).prop_map(|server| Act::Forget { server }),
         4 => prompt().prop_map(|blocks| Act::Lookup { blocks }),
     ]
@@ -248,12 +260,18 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
                     model.capacity = *capacity as usize;
                     model.announced.clear();
                 }
-                models[*server as usize].evict(&[]);
+                models[*server as usize].evict(*capacity as usize, &[]);
+                *server
+            }
+            Act::Narrow { server, steps } => {
+                memory.narrow(BackendId(*server), *steps);
+                models[*server as usize].narrowed = *steps as i32;
                 *server
             }
             Act::Forget { server } => {
                 memory.forget(BackendId(*server));
-                models[*server as usize] = Model::new(models[*server as usize].capacity);
+                let Model { capacity, narrowed, .. } = models[*server as usize];
+                models[*server as usize] = Model { narrowed, ..Model::new(capacity) };
                 *server
             }
             Act::Lookup { blocks } => {

@@ -53,6 +53,7 @@ fn candidates(weights: &[f64], in_flight: &[u32], shown: &[usize]) -> Vec<Candid
         weight: fixed_weight(weights[*i]),
         in_flight: in_flight[*i],
         matched: 0,
+        continues: false,
         prefill_tokens: 0,
     };
     shown.iter().map(one).collect()

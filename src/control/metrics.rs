@@ -348,8 +348,14 @@ mod tests {
         kv.source = Some("default");
         (kv.prefix_matched, kv.prefix_total) = (6, 10);
         (kv.reported_prompt_tokens, kv.reported_cached_tokens, kv.predicted_cached_tokens) = (100, 60, 64);
-        kv.memory =
-            MemoryFigures { held: 7, capacity: 9, configured: 9, clients: 2, evicted: 3, announced: 0 };
+        kv.memory = MemoryFigures {
+            held: 7,
+            capacity: 9,
+            configured: 9,
+            clients: 2,
+            evicted: 3,
+            ..MemoryFigures::default()
+        };
         figures.shards[0].touches_sent = 4;
         figures.shards[1].touches_sent = 1;
         figures.shards[1].touch_bytes = 640;

@@ -10,6 +10,7 @@
 //! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use ringway::proto::backend::catalog::KvRules;
 
@@ -29,7 +30,7 @@ pub enum Miss {
     LeastBusy,
 }
 
-/// The rule's numbers; prices and matches in the router's blocks.
+/// The rule's numbers; prices in mean prompts, matches in the router's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Numbers {
     pub slack_abs: f64,
@@ -46,9 +47,7 @@ pub struct Numbers {
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
     pub share_prior: f64,
-    /// The share's price is at most this many times the blocks to be computed, and …
-    pub immunity: f64,
-    /// … this for every request in flight on the average server.
+    /// What goes on where an earlier prompt ended pays at most this for every request in flight on the average server.
     pub busy_price: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
@@ -68,13 +67,12 @@ impl Default for Numbers {
             slack_rel: rules.affinity_slack_rel,
             min_match: rules.min_match_blocks.into(),
             memory: 1.0,
-            load_price: 32.0,
-            share_price: 4000.0,
+            load_price: 0.16,
+            share_price: 20.0,
             share_free: 0.01,
             share_free_requests: 4.0,
             share_prior: 16.0,
-            immunity: 2.0,
-            busy_price: 256.0,
+            busy_price: 1.25,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -112,7 +110,6 @@ impl Numbers {
             "share_free" => &mut self.share_free,
             "share_free_requests" => &mut self.share_free_requests,
             "share_prior" => &mut self.share_prior,
-            "immunity" => &mut self.immunity,
             "busy_price" => &mut self.busy_price,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
@@ -122,7 +119,7 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, immunity, \
+                     share_free_requests, share_prior, \
                      busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
                 ));
             }
@@ -150,6 +147,10 @@ pub struct KvRule {
     work_over: Vec<f64>,
     requests: f64,
     work: f64,
+    /// Last blocks of prompts, and the mean length of the last 256 in router blocks.
+    ends: HashSet<u32>,
+    prompt_blocks: f64,
+    prompts: f64,
 }
 
 impl KvRule {
@@ -172,6 +173,9 @@ impl KvRule {
             work_over: vec![0.0; servers],
             requests: 0.0,
             work: 0.0,
+            ends: HashSet::new(),
+            prompt_blocks: 0.0,
+            prompts: 0.0,
         }
     }
 
@@ -199,14 +203,14 @@ impl KvRule {
     }
 
     /// The price of the server's share, in router blocks.
-    fn share_price(&self, server: usize, to_compute: f64, load_mean: f64) -> f64 {
+    fn share_price(&self, server: usize, to_compute: f64, part: f64, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
         let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
         let requests = self.requests_over[server] - free;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
-        n.share_price * requests.max(0.0) / (fair_requests + n.share_prior)
+        n.share_price * self.prompt_blocks * part * requests.max(0.0) / (fair_requests + n.share_prior)
             + n.work_price * to_compute * work.max(0.0) / fair_work.max(100_000.0)
     }
 
@@ -223,13 +227,17 @@ impl KvRule {
         let in_window = |server: &usize| self.load(*server) <= least + slack;
         let useful = |server: &usize| matched[*server] as f64 * ROUTER_BLOCKS >= n.min_match.max(1.0);
         let worth = |server: usize| {
-            let to_compute = (request.blocks.len() - matched[server]) as f64 * ROUTER_BLOCKS;
-            let most = n.immunity * to_compute + n.busy_price * mean;
-            matched[server] as f64 * ROUTER_BLOCKS - self.share_price(server, to_compute, mean).min(most)
+            let total = request.blocks.len() as f64 * ROUTER_BLOCKS;
+            let to_compute = total - matched[server] as f64 * ROUTER_BLOCKS;
+            let continues = matched[server] > 0 && self.ends.contains(&request.blocks[matched[server] - 1]);
+            let part = if continues { to_compute / total } else { 1.0 };
+            let price = self.share_price(server, to_compute, part, mean);
+            let most = n.busy_price * self.prompt_blocks * mean;
+            matched[server] as f64 * ROUTER_BLOCKS - if continues { price.min(most) } else { price }
         };
         let load_price = |server: usize| {
             let above = self.load(server) - least;
-            if above > 0.0 { n.load_price * above / slack } else { 0.0 }
+            if above > 0.0 { n.load_price * self.prompt_blocks * above / slack } else { 0.0 }
         };
         let top = servers()
             .filter(in_window)
@@ -278,6 +286,12 @@ impl Policy for KvRule {
         self.memory[server].touch(&request.blocks);
         let tokens = (request.prompt_tokens as f64 - (matched[server] as u64 * BLOCK_TOKENS) as f64).max(0.0);
         self.note(server, tokens);
+        self.ends.extend(request.blocks.last());
+        let blocks = (request.prompt_tokens / 64) as f64;
+        if blocks > 0.0 {
+            self.prompts = (self.prompts + 1.0).min(256.0);
+            self.prompt_blocks += (blocks - self.prompt_blocks) / self.prompts;
+        }
         verdicts.push(self.books.dispatch(arrival.id, server, request, matched[server]));
     }
 

@@ -26,6 +26,7 @@
 //! *Source*: the Lifeboat rules, sections 5.2 to 5.7.
 
 mod clients;
+mod ends;
 mod holders;
 mod index;
 mod server;
@@ -36,6 +37,7 @@ use crate::limits::TOUCH_BLOCKS_MAX;
 use crate::proto::ids::{BackendId, ClientId, PoolId, ShardId};
 
 pub use clients::CROWD;
+pub use ends::Ends;
 use holders::Holders;
 use index::{Index, Level};
 use server::{CAPACITY_MAX, ServerMemory};

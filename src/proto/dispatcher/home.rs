@@ -85,8 +85,12 @@ impl Dispatcher {
 
     /// The algorithm's choice among servers with a spare permit. Prompt blocks are those of the request at hand, or none.
     fn choose_spare(&mut self, group: GroupId, tried: Tried, wanted: &Wanted<'_>) -> Option<Choice> {
-        let blocks = wanted.blocks.len() as u32;
-        let affinity = Affinity { session: wanted.session, memory: &self.memory, blocks };
+        let affinity = Affinity {
+            session: wanted.session,
+            memory: &self.memory,
+            ends: &self.ends,
+            blocks: wanted.blocks,
+        };
         let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
         let room = |id, row: &Row| !row.gated() || ledger.spare(id) > 0;
         self.router.pick(group, tried, affinity, &self.table, room)

@@ -30,7 +30,9 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::prefix_memory::{MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchStage};
+use super::backend::prefix_memory::{
+    Ends, MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchKind, TouchStage,
+};
 use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
 use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
@@ -211,6 +213,7 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     messages: VecDeque<(ShardId, Message, Urgency)>,
     memory: PrefixMemory,
+    ends: Ends,
 }
 
 impl Dispatcher {
@@ -242,6 +245,7 @@ impl Dispatcher {
             events: VecDeque::new(),
             messages: VecDeque::new(),
             memory: PrefixMemory::new(options.kv_memory_bytes_max),
+            ends: Ends::default(),
         };
         dispatcher.handle_catalog(Nanos::ZERO, Box::new(catalog));
         dispatcher
@@ -342,8 +346,12 @@ impl Dispatcher {
     fn request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
-        let affinity =
-            Affinity { session: wanted.session, memory: &self.memory, blocks: wanted.blocks.len() as u32 };
+        let affinity = Affinity {
+            session: wanted.session,
+            memory: &self.memory,
+            ends: &self.ends,
+            blocks: wanted.blocks,
+        };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             let row = self.table.row(choice.backend);
@@ -494,7 +502,15 @@ impl Dispatcher {
         let blocks = prompt.blocks.len() as u64;
         let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
         let work_tokens = prompt.tokens - held;
-        self.router.note_dispatch(group, backend, work_tokens, &self.table, Row::believed_room);
+        self.ends.note(prompt.blocks);
+        self.router.note_dispatch(
+            group,
+            backend,
+            prompt.blocks.len() as u32,
+            work_tokens,
+            &self.table,
+            Row::believed_room,
+        );
         self.table.begin_prefill(now, backend, work_tokens);
         Belief { matched, work_tokens }
     }
@@ -524,6 +540,9 @@ impl Dispatcher {
 
     /// A touch of any shard.
     pub fn handle_touch(&mut self, from: ShardId, stage: TouchStage, touch: &Touch<'_>) {
+        if stage == TouchStage::Arrived && matches!(touch.kind, TouchKind::Recorded(_)) {
+            self.ends.note(touch.blocks);
+        }
         self.memory.hear(from, stage, touch);
     }
 

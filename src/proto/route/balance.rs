@@ -12,6 +12,8 @@
 
 /// Dispatches after which one counts 1/e.
 const HORIZON: f64 = 8192.0;
+/// Prompts that the mean length is of.
+const PROMPTS: f64 = 256.0;
 /// Weight of a dispatch at which all is scaled back.
 const UNIT_MAX: f64 = 1e12;
 
@@ -46,6 +48,9 @@ pub struct Balance {
     work: f64,
     /// What one dispatch weighs now.
     unit: f64,
+    /// Mean length of the last prompts, in blocks, and how many it is of.
+    prompt_blocks: f64,
+    prompts: f64,
 }
 
 /// How far a server is above its share (below: negative), and that share; in requests, or tokens.
@@ -67,7 +72,20 @@ impl Balance {
             requests: 0.0,
             work: 0.0,
             unit: 1.0,
+            prompt_blocks: 0.0,
+            prompts: 0.0,
         }
+    }
+
+    /// A prompt of so many full blocks came to this shard.
+    pub fn note_prompt(&mut self, blocks: u32) {
+        self.prompts = (self.prompts + 1.0).min(PROMPTS);
+        self.prompt_blocks += (f64::from(blocks) - self.prompt_blocks) / self.prompts;
+    }
+
+    /// Mean length of the last prompts, in blocks; 0 before the first.
+    pub fn prompt_blocks(&self) -> f64 {
+        self.prompt_blocks
     }
 
     /// Who is live from now on: weights by slot, 0 for those that are not.

@@ -4,10 +4,13 @@
 //! at: load at most the least load + *slack*, which is max(`affinity_slack_abs`, `affinity_slack_rel` × the least load), so that nobody
 //! becomes a hot spot for what it holds. What a match is worth is its blocks, less a price for following it:
 //!
-//! * its load: [`LOAD_PRICE_BLOCKS`] at the window's far end, nothing at its near end;
-//! * its share: what the server got above its fair share of requests and of uncached tokens lately ([`Balance`]). At most
-//!   [`IMMUNITY`] times the blocks that would have to be computed there anyway, plus [`BUSY_PRICE_BLOCKS`] per request in flight on
-//!   the average server: an idle pool keeps conversations where they are and spreads what shares no more than a head.
+//! * its load: [`LOAD_PRICE`] at the window's far end, nothing at its near end;
+//! * its share: what the server got above its fair share of requests and of uncached tokens lately ([`Balance`]). A prompt that goes
+//!   on where an earlier one ended pays for requests only the part of it that is to be computed, and in all [`BUSY_PRICE`] at most per
+//!   request in flight on the average server: an idle pool keeps conversations where they are and spreads what shares no
+//!   more than a head.
+//!
+//! Prices are in prompts of the mean length that the pool gets: what is much for short ones is little for long ones.
 //!
 //! 1. The longest match that is worth at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
 //!    hide a prompt's shared head. Of the servers in the window that match equally long, the one with the least load, prompt
@@ -24,10 +27,10 @@ use super::balance::Balance;
 use super::policy::Candidate;
 use crate::proto::backend::catalog::KvRules;
 
-/// Price of following a match to the busiest server of the window, in blocks.
-const LOAD_PRICE_BLOCKS: f64 = 32.0;
-/// Price of a server that got twice its share of requests, in blocks; in proportion.
-const SHARE_PRICE_BLOCKS: f64 = 4000.0;
+/// Price of following a match to the busiest server of the window, in mean prompts.
+const LOAD_PRICE: f64 = 0.16;
+/// Price of a server that got twice its share of requests, in mean prompts; in proportion.
+const SHARE_PRICE: f64 = 20.0;
 /// So far above its share costs nothing: as part of it, and in requests.
 const SHARE_FREE: f64 = 0.01;
 /// … in an idle pool and in a busy one.
@@ -41,10 +44,9 @@ const WORK_FREE: f64 = 0.03;
 const WORK_FREE_TOKENS: f64 = 50_000.0;
 /// A share of work counts as at least this.
 const WORK_FAIR_TOKENS_MIN: f64 = 100_000.0;
-/// The share's price is at most this many times the blocks to be computed …
-const IMMUNITY: f64 = 2.0;
-/// … and this for every request in flight on the average server.
-const BUSY_PRICE_BLOCKS: f64 = 256.0;
+/// What goes on where an earlier prompt ended pays at most this for every request in flight on the average server, in mean
+/// prompts.
+const BUSY_PRICE: f64 = 1.25;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
 const TOKENS_PER_REQUEST: f64 = 8192.0;
 
@@ -109,7 +111,8 @@ impl KvAware<'_> {
         let useful = self.rules.min_match_blocks.max(1);
         let holders = holders.take_while(|holder| holder.matched >= useful);
         let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
-        let scene = Scene { policy: self, loads, slack, useful: useful.into() };
+        let prompt_blocks = self.balance.prompt_blocks();
+        let scene = Scene { policy: self, loads, slack, useful: useful.into(), prompt_blocks };
         let mut top: Option<(f64, u32)> = None;
         for holder in holders.clone() {
             // Nothing is worth more than its blocks.
@@ -138,6 +141,8 @@ struct Scene<'a> {
     loads: &'a Loads,
     slack: f64,
     useful: f64,
+    /// Of the mean prompt.
+    prompt_blocks: f64,
 }
 
 impl Scene<'_> {
@@ -156,17 +161,21 @@ impl Scene<'_> {
 
     /// What the match is worth, its load's price aside.
     fn worth(&self, candidate: &Candidate) -> f64 {
-        let computed = f64::from(self.policy.blocks.saturating_sub(candidate.matched));
-        let most = IMMUNITY * computed + BUSY_PRICE_BLOCKS * self.loads.mean;
-        f64::from(candidate.matched) - self.share_price(candidate.slot, computed).min(most)
+        let price = self.share_price(candidate);
+        let most = BUSY_PRICE * self.prompt_blocks * self.loads.mean;
+        f64::from(candidate.matched) - if candidate.continues { price.min(most) } else { price }
     }
 
-    fn share_price(&self, slot: u16, computed: f64) -> f64 {
-        let deviation = self.policy.balance.of(slot);
+    fn share_price(&self, candidate: &Candidate) -> f64 {
+        let blocks = self.policy.blocks;
+        let computed = f64::from(blocks.saturating_sub(candidate.matched));
+        let part = if candidate.continues { computed / f64::from(blocks.max(1)) } else { 1.0 };
+        let deviation = self.policy.balance.of(candidate.slot);
         let (idle, full) = SHARE_FREE_REQUESTS;
         let free = SHARE_FREE * deviation.requests_fair + idle + (full - idle) * self.loads.mean.min(1.0);
         let over = (deviation.requests - free).max(0.0);
-        let requests = SHARE_PRICE_BLOCKS * over / (deviation.requests_fair + SHARE_PRIOR);
+        let price = SHARE_PRICE * self.prompt_blocks * part;
+        let requests = price * over / (deviation.requests_fair + SHARE_PRIOR);
         let over = (deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS).max(0.0);
         let work = WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);
         requests + work
@@ -174,7 +183,7 @@ impl Scene<'_> {
 
     fn load_price(&self, candidate: &Candidate) -> f64 {
         let above = self.load(candidate) - self.loads.least;
-        if above > 0.0 { LOAD_PRICE_BLOCKS * above / self.slack } else { 0.0 }
+        if above > 0.0 { LOAD_PRICE * self.prompt_blocks * above / self.slack } else { 0.0 }
     }
 
     /// The least busy of some, prompt tokens that wait included.

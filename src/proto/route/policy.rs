@@ -2,7 +2,7 @@
 
 use super::wheel::Wheel;
 use crate::proto::backend::catalog::Algorithm;
-use crate::proto::backend::prefix_memory::PrefixMemory;
+use crate::proto::backend::prefix_memory::{Ends, PrefixMemory};
 use crate::proto::ids::BackendId;
 
 /// A server as an algorithm sees it: eligible, and with room.
@@ -17,6 +17,8 @@ pub struct Candidate {
     pub in_flight: u32,
     /// Leading prompt blocks that it is believed to hold; 0 outside kv-aware pools.
     pub matched: u32,
+    /// The match ends where an earlier prompt did: this one goes on from there.
+    pub continues: bool,
     /// Prompt tokens that are still to be computed there, over all shards; 0 outside kv-aware pools.
     pub prefill_tokens: u64,
 }
@@ -28,8 +30,10 @@ pub struct Affinity<'a> {
     pub session: Option<u64>,
     /// The memory that was asked who holds the beginning of its prompt.
     pub memory: &'a PrefixMemory,
-    /// Full blocks of its prompt; 0 when the memory was not asked.
-    pub blocks: u32,
+    /// Where earlier prompts ended.
+    pub ends: &'a Ends,
+    /// Its prompt's full blocks; none when the memory was not asked.
+    pub blocks: &'a [u64],
 }
 
 /// A choice.

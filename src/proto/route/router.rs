@@ -87,7 +87,7 @@ impl RouteGroup {
 
     fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
         let backend = self.candidates[slot as usize];
-        candidate(backend, slot, table.row(backend), 0)
+        candidate(backend, slot, table.row(backend))
     }
 }
 
@@ -244,7 +244,7 @@ impl Router {
             let backend = held.candidates[*slot as usize];
             let row = table.row(backend);
             if fits(backend, row) {
-                self.shown.push(candidate(backend, *slot, row, 0));
+                self.shown.push(candidate(backend, *slot, row));
             }
         }
         if self.shown.is_empty() {
@@ -279,7 +279,7 @@ impl Router {
         fits: impl Fn(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
         let held = &self.groups[group.index()];
-        if affinity.blocks == 0 || held.algorithm != Algorithm::KvAware {
+        if affinity.blocks.is_empty() || held.algorithm != Algorithm::KvAware {
             return None;
         }
         let matches = affinity.memory.matches(held.pool);
@@ -293,9 +293,14 @@ impl Router {
         let holders = matches.filter_map(|found| {
             let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
             let row = table.row(found.backend);
-            fits(found.backend, row).then(|| candidate(found.backend, slot, row, found.blocks))
+            fits(found.backend, row).then(|| Candidate {
+                matched: found.blocks,
+                continues: affinity.ends.contains(affinity.blocks[found.blocks as usize - 1]),
+                ..candidate(found.backend, slot, row)
+            })
         });
-        let policy = KvAware { rules: &held.kv, balance: &held.balance, blocks: affinity.blocks };
+        let policy =
+            KvAware { rules: &held.kv, balance: &held.balance, blocks: affinity.blocks.len() as u32 };
         let chosen = policy.choose(&loads, holders)?;
         let held = &mut self.groups[group.index()];
         held.all_fit = loads.count == held.live.len();
@@ -312,18 +317,22 @@ impl Router {
         }
     }
 
-    /// A request of a kv-aware group went to that server, with so many prompt tokens to be computed. `room`: who else could
-    /// have taken it.
+    /// A request of a kv-aware group went to that server, with so many full prompt blocks, and prompt tokens to be computed.
+    /// `room`: who else could have taken it.
     pub fn note_dispatch(
         &mut self,
         group: GroupId,
         backend: BackendId,
+        blocks: u32,
         work_tokens: u64,
         table: &BackendTable,
         room: impl Fn(&Row) -> bool,
     ) {
         let Some(slot) = self.slot_of(group, backend) else { return };
         let held = &mut self.groups[group.index()];
+        if blocks > 0 {
+            held.balance.note_prompt(blocks);
+        }
         let (candidates, live) = (&held.candidates, &held.live);
         let row = |slot: u16| table.row(candidates[slot as usize]);
         match std::mem::take(&mut held.all_fit) {
@@ -399,13 +408,14 @@ impl Router {
     }
 }
 
-fn candidate(backend: BackendId, slot: u16, row: &Row, matched: u32) -> Candidate {
+fn candidate(backend: BackendId, slot: u16, row: &Row) -> Candidate {
     Candidate {
         backend,
         slot,
         weight: row.weight,
         in_flight: row.total(),
-        matched,
+        matched: 0,
+        continues: false,
         prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,
     }
 }

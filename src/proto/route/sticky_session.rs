@@ -147,6 +147,7 @@ mod tests {
             weight: 1,
             in_flight,
             matched: 0,
+            continues: false,
             prefill_tokens: 0,
         };
         let policy = StickySession { key, members: &members };

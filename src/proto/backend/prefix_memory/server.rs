@@ -220,7 +220,8 @@ impl ServerMemory {
         for node in self.nodes.iter().filter(|node| !node.owner.is_nobody()) {
             index.remove(node.identity, slot);
         }
-        *self = ServerMemory::new(self.capacity);
+        let limit = self.limit;
+        *self = ServerMemory { limit, ..ServerMemory::new(self.capacity) };
     }
 
     fn allocate(&mut self) {

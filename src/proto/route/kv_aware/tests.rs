@@ -17,6 +17,8 @@ struct Pool {
     weights: Vec<u64>,
     in_flight: Vec<u32>,
     prefill_tokens: Vec<u64>,
+    /// Whether matches end where an earlier prompt did.
+    continues: bool,
 }
 
 impl Pool {
@@ -29,7 +31,10 @@ impl Pool {
             weights: weights.clone(),
             in_flight: vec![0; servers],
             prefill_tokens: vec![0; servers],
+            continues: false,
         };
+        // Prices as if prompts were 200 blocks long.
+        pool.balance.note_prompt(200);
         pool.weigh(&weights);
         pool
     }
@@ -49,6 +54,7 @@ impl Pool {
                 weight: self.weights[i],
                 in_flight: self.in_flight[i],
                 matched: matched[i],
+                continues: self.continues,
                 prefill_tokens: self.prefill_tokens[i],
             })
             .collect();
@@ -161,6 +167,7 @@ fn an_idle_pool_spreads_what_shares_no_more_than_a_head() {
 #[test]
 fn an_idle_pool_leaves_conversations_where_they_are() {
     let mut pool = Pool::new(4);
+    pool.continues = true;
     for turn in 1..500 {
         let (held, blocks) = (20 * turn, 20 * turn + 8);
         assert_eq!(pool.choose(blocks, &[0, held, 16, 0]), (1, HIT), "turn {turn}");
@@ -177,6 +184,9 @@ fn a_busy_pool_keeps_shares_of_requests_and_of_work() {
     }
     assert_eq!(pool.choose(120, &[100, 0]).1, MISS, "far over its share of requests");
     assert_eq!(pool.choose(120, &[0, 100]), (1, HIT), "under its share");
+    pool.continues = true;
+    assert_eq!(pool.choose(101, &[100, 0]), (0, HIT), "what goes on there pays for what is new");
+    assert_eq!(pool.choose(400, &[100, 0]).1, MISS);
     // The same number of requests each, but all the work on one.
     let mut pool = Pool::new(2);
     pool.in_flight = vec![30, 30];

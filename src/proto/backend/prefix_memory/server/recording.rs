@@ -65,7 +65,10 @@ impl ServerMemory {
             while self.held + recording.absent > self.limit {
                 self.make_room(&mut recording, found, blocks, index, slot);
             }
-            self.insert_absent(&recording, found, blocks, matched, index, slot);
+            // Where nothing of the prompt is kept, its place in the list may be gone too.
+            if recording.keep > 0 {
+                self.insert_absent(&recording, found, blocks, matched, index, slot);
+            }
         }
         if self.clients.of(client).blocks == 0 {
             self.clients.release(client);
@@ -236,7 +239,8 @@ impl ServerMemory {
                 _ => {}
             }
         }
-        unreachable!("there is no room for blocks that are absent, so the prompt has some");
+        // Nothing of the prompt is left, and the limit is less than what was held before.
+        self.evict(self.clients.of(client).oldest, client, index, slot);
     }
 
     /// Whether a node of the recording's client is older than the prompt.

@@ -1,13 +1,19 @@
 //! Ringway's `kv-aware` with every number of its rule open, for sweeps.
 //!
 //! The rule. *Load* is requests in flight; the *window* holds the servers whose load is at most the least load + slack, slack =
-//! max(abs, rel × least). A match is useful in the window when it is at least `min_match` blocks after its price is paid: for load
-//! (none at the window's near end, `load_price` at its far end), for the server's requests above its fair share lately, and for its
-//! prompt work above its fair share, in proportion to what this request would add. Of the longest match after price, and those as long,
-//! the server with least load takes it, waiting prompt tokens included. Where all servers hold a useful match and no price can be
-//! paid, the least busy in the window takes it. Otherwise weighted round-robin, whose wheel hits do not turn.
+//! max(abs, rel × least). A match is worth its blocks, less the price of its server's *share*: for the requests that it got above its fair
+//! share lately, and for the prompt work that it got above its fair share, in proportion to what this request would add. A match that
+//! *continues*, ending where an earlier prompt ended, pays for requests in proportion to what is to be computed, and in all at most
+//! `busy_price` for each request in flight on the average server. Following it to a busier server costs a price for load as well: none at
+//! the window's near end, `load_price` at its far end. Prices for requests and load are in mean prompts, of the last 256.
 //!
-//! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
+//! Of the servers in the window, the one with the most worth after all prices wins if that is `min_match` blocks or more; of it and those
+//! that match as much and are worth `min_match` before the price for load, the one with the least load takes the request, waiting prompt
+//! tokens included. Where all servers hold `min_match` blocks and none can pay, the least busy in the window takes it. Otherwise weighted
+//! round-robin, whose wheel hits do not turn.
+//!
+//! Blocks are the router's, of 64 tokens: eight to a block of the trace, the last of a prompt too, where the router itself takes only as many
+//! as are full. Each server's memory is an LRU, touched at dispatch. Ends are kept for ever; the router's own are bounded.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -30,7 +36,7 @@ pub enum Miss {
     LeastBusy,
 }
 
-/// The rule's numbers; prices in mean prompts, matches in the router's blocks.
+/// The rule's numbers; matches in the router's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Numbers {
     pub slack_abs: f64,
@@ -38,16 +44,17 @@ pub struct Numbers {
     pub min_match: f64,
     /// The router's memory per server, over the engine's cache.
     pub memory: f64,
+    /// At the window's far end, in mean prompts.
     pub load_price: f64,
-    /// For twice the fair share of requests.
+    /// For twice the fair share of requests, in mean prompts.
     pub share_price: f64,
-    /// Requests above the fair share that cost nothing: as part of it, and, in a pool with a request in flight on the average server
-    /// (in proportion below), as such.
+    /// Requests above the fair share that cost nothing: as part of it, and as such in a pool with a request or more in flight on the average
+    /// server; with less, in proportion.
     pub share_free: f64,
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
     pub share_prior: f64,
-    /// What goes on where an earlier prompt ended pays at most this for every request in flight on the average server.
+    /// What goes on where an earlier prompt ended pays at most this for each request in flight on the average server, in mean prompts.
     pub busy_price: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
@@ -119,8 +126,7 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, \
-                     busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                     share_free_requests, share_prior, busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
                 ));
             }
         };
@@ -147,8 +153,9 @@ pub struct KvRule {
     work_over: Vec<f64>,
     requests: f64,
     work: f64,
-    /// Last blocks of prompts, and the mean length of the last 256 in router blocks.
+    /// Last blocks of prompts.
     ends: HashSet<u32>,
+    /// Mean length of the last prompts, in the router's blocks, and how many it is of.
     prompt_blocks: f64,
     prompts: f64,
 }
@@ -202,7 +209,7 @@ impl KvRule {
         })
     }
 
-    /// The price of the server's share, in router blocks.
+    /// The price of the server's share, in the router's blocks; for requests, the `part` of it.
     fn share_price(&self, server: usize, to_compute: f64, part: f64, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
@@ -246,9 +253,11 @@ impl KvRule {
             .filter(|&(net, _)| net >= n.min_match)
             .reduce(|best, next| if next.0 > best.0 { next } else { best });
         match top {
-            Some((_, top)) => self.least_busy(servers().filter(in_window).filter(|&server| {
-                server == top || (matched[server] == matched[top] && worth(server) >= n.min_match)
-            })),
+            Some((_, top)) => self.least_busy(
+                servers()
+                    .filter(in_window)
+                    .filter(|&server| matched[server] == matched[top] && worth(server) >= n.min_match),
+            ),
             None if servers().all(|server| useful(&server)) => self.least_busy(servers().filter(in_window)),
             None => None,
         }

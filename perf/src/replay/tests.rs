@@ -278,10 +278,12 @@ fn affinity_ends_where_the_window_does() {
 
 #[test]
 fn a_short_head_does_not_draw_everything_to_its_first_holder() {
-    // All prompts share block 0 and nothing else: eight of the router's blocks, worth four requests' difference of 16 at a price of 32.
+    // All prompts share block 0 and nothing else: eight of the router's blocks, of 16 per prompt. The window's far end, 16 requests
+    // above, costs two prompts: two blocks per request.
     let prompts: Vec<[u32; 2]> = (1..=40).map(|i| [0, i]).collect();
     let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
-    let went = spread(&mut rule(numbers(), 4), &prompts, 4);
+    let dear = Numbers { load_price: 2.0, ..numbers() };
+    let went = spread(&mut rule(dear, 4), &prompts, 4);
     assert_eq!(went[..5], [0, 0, 0, 0, 1], "three above the idle ones cost 6, four cost 8");
     let on = |server| went.iter().filter(|&&on| on == server).count();
     assert_eq!([on(0), on(1), on(2), on(3)], [10; 4], "{went:?}");
@@ -293,16 +295,41 @@ fn a_short_head_does_not_draw_everything_to_its_first_holder() {
 
 #[test]
 fn a_server_far_above_its_share_of_requests_loses_short_matches() {
-    // Load is no reason here. After 9 requests the server is 4.5 above the fair 4.5, of which 4.045 are free: 4000 × 0.455 ÷ 20.5 is
-    // more than the prompt's 32 blocks.
+    // Load is no reason here; all share 32 of their 40 blocks, and none goes on where another ended. After 10 requests the server
+    // is 5 above the fair 5, of which 4.05 are free: 20 × 40 × 0.95 ÷ 21 is more than 32 blocks; one less costs 17.8.
     let even = Numbers { load_price: 0.0, slack_abs: 1000.0, ..numbers() };
-    let prompts = [&[0u32, 1, 2, 3][..]; 40];
+    let prompts: Vec<[u32; 5]> = (4..44).map(|own| [0, 1, 2, 3, own]).collect();
+    let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
     let went = spread(&mut rule(even, 2), &prompts, 2);
-    assert_eq!(went[..9], [0; 9]);
-    // Then one goes to the other server; both hold the prompt, and it catches up.
-    assert_eq!(went[9..18], [1; 9], "{went:?}");
+    assert_eq!(went[..10], [0; 10]);
+    // Then one goes to the other server; both hold the head, and it catches up.
+    assert_eq!(went[10..20], [1; 10], "{went:?}");
     let careless = Numbers { share_price: 0.0, ..even };
     assert_eq!(spread(&mut rule(careless, 2), &prompts, 2), [0; 40]);
+}
+
+#[test]
+fn what_goes_on_where_a_prompt_ended_pays_for_its_new_part_and_no_more_than_the_load_says() {
+    // As above, but each prompt is the one before and 40 blocks more. Of n prompts, all on the first server, the next has n ÷ (n + 1) of
+    // its blocks there. After 20: 10 above the fair 10, 4.1 of them free. 20 × mean prompt × 5.9 ÷ 26 is 4.5 mean prompts, of which it pays
+    // a 21st. To pay the whole would be too much.
+    let even = Numbers { load_price: 0.0, work_price: 0.0, slack_abs: 1000.0, ..numbers() };
+    let prompts: Vec<Vec<u32>> = (1..=40).map(|n| (0..5 * n).collect()).collect();
+    let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
+    assert_eq!(spread(&mut rule(even, 2), &prompts, 2), [0; 40]);
+    // The same text behind a tail of their own is a head: the tail makes sure that nothing ends where another did.
+    let heads: Vec<Vec<u32>> = (1..=40).map(|n| (0..5 * n).chain([1_000 + n]).collect()).collect();
+    let heads: Vec<&[u32]> = heads.iter().map(|prompt| &prompt[..]).collect();
+    assert!(spread(&mut rule(even, 2), &heads, 2).contains(&1));
+    // One prompt forty times pays nothing, with nothing left to compute. What goes on there with nineteen times as much pays nearly all: more
+    // than its 32 blocks, unless a cap of a hundredth of a mean prompt for each of 20 requests in flight spares it.
+    let (short, long): (Vec<u32>, Vec<u32>) = ((0..4).collect(), (0..80).collect());
+    let prompts: Vec<&[u32]> = std::iter::repeat_n(&short[..], 40).chain([&long[..]]).collect();
+    for (busy_price, last) in [(numbers().busy_price, 1), (0.01, 0)] {
+        let went = spread(&mut rule(Numbers { busy_price, ..even }, 2), &prompts, 2);
+        assert_eq!(went[..40], [0; 40]);
+        assert_eq!(went[40], last, "{busy_price}");
+    }
 }
 
 #[test]
@@ -374,13 +401,17 @@ fn nine_prompts_on_two_engines_of_five_are_reused() {
 #[test]
 fn the_dispatcher_decides_as_the_rule_says() {
     // Conversations that grow, restart and share heads, on engines that queue; whole blocks, so that both count alike.
-    for seed in 0..6 {
+    // Which of the rule's finer points decided something.
+    let mut mattered = [false; 2];
+    for seed in 0..8 {
         let mut rng = rng::Rng::new(seed);
         let mut next_block = 40;
         let mut conversations: Vec<Vec<u32>> = (0..30).map(|i| vec![i % 3]).collect();
         let prompts: Vec<(u64, Vec<u32>, u64)> = (0..1_500)
             .map(|i| {
-                let conversation = &mut conversations[rng.below(30) as usize];
+                // In half of the runs, one conversation is most of the traffic.
+                let hot = seed >= 4 && rng.below(4) > 0;
+                let conversation = &mut conversations[if hot { 0 } else { rng.below(30) as usize }];
                 if conversation.len() > 40 || rng.below(12) == 0 {
                     conversation.truncate(1);
                 }
@@ -388,22 +419,26 @@ fn the_dispatcher_decides_as_the_rule_says() {
                     conversation.push(next_block);
                     next_block += 1;
                 }
-                (i * [1, 4, 16][seed as usize % 3], conversation.clone(), rng.below(30))
+                (i * [1, 4, 16, 60][seed as usize % 4], conversation.clone(), rng.below(30))
             })
             .collect();
         let requests: Vec<(u64, &[u32], u64)> =
             prompts.iter().map(|(at, blocks, tokens)| (*at, &blocks[..], *tokens)).collect();
         let trace = trace(&requests);
-        let mut setting = setting(4, 150, (seed % 2 == 0).then_some(16));
+        let mut setting = setting(4, 150, (seed < 4).then_some(16));
         setting.model.prefill_tokens_per_s = 2_048.0;
         let [real, rule] =
             [RouterKind::KvAware, RouterKind::KvRule].map(|kind| play_one(&trace, &setting, kind));
         assert!(real.hit_rate() > 0.2, "seed {seed}: {}", real.hit_rate());
-        assert_eq!(real, rule, "seed {seed}");
-        let other = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
-        let other = simulate(&trace, &setting, RouterKind::KvRule.router(&trace, &setting, other).as_mut());
-        assert_ne!(real, other, "seed {seed}: the rule's finer points matter here");
+        assert!(real == rule, "seed {seed}: {:?} and {:?}", real.requests, rule.requests);
+        let none = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
+        let uncapped = Numbers { busy_price: 1e9, ..Numbers::default() };
+        for (other, mattered) in [none, uncapped].into_iter().zip(&mut mattered) {
+            let mut other = RouterKind::KvRule.router(&trace, &setting, other);
+            *mattered |= simulate(&trace, &setting, other.as_mut()) != real;
+        }
     }
+    assert_eq!(mattered, [true; 2], "prices, and the cap on them");
 }
 
 #[test]

@@ -16,7 +16,7 @@
 //! as are full. Each server's memory is an LRU, touched at dispatch. Ends are kept for ever; the router's own are bounded.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ringway::proto::backend::catalog::KvRules;
 
@@ -56,6 +56,8 @@ pub struct Numbers {
     pub share_prior: f64,
     /// What goes on where an earlier prompt ended pays at most this for each request in flight on the average server, in mean prompts.
     pub busy_price: f64,
+    /// 1: a prompt ends with its last whole block of the trace. 0: with its last block, as the router sees it.
+    pub ends_whole: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
     pub work_free: f64,
@@ -80,6 +82,7 @@ impl Default for Numbers {
             share_free_requests: 4.0,
             share_prior: 16.0,
             busy_price: 1.25,
+            ends_whole: 0.0,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -118,6 +121,7 @@ impl Numbers {
             "share_free_requests" => &mut self.share_free_requests,
             "share_prior" => &mut self.share_prior,
             "busy_price" => &mut self.busy_price,
+            "ends_whole" => &mut self.ends_whole,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
             "work_free_tokens" => &mut self.work_free_tokens,
@@ -126,7 +130,7 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                     share_free_requests, share_prior, busy_price, ends_whole, work_price, work_free, work_free_tokens, horizon or request_tokens"
                 ));
             }
         };
@@ -138,6 +142,13 @@ impl Numbers {
     }
 }
 
+#[derive(Debug)]
+struct Reported {
+    blocks: Box<[u32]>,
+    matched: usize,
+    cached: usize,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct KvRule {
@@ -145,6 +156,8 @@ pub struct KvRule {
     miss: Miss,
     /// Looks into the engines' caches instead of its own memory.
     sees_caches: bool,
+    /// Prompts in flight with what was believed and reported of them, in blocks of the trace; `None`: reports are not heeded.
+    reported: Option<HashMap<usize, Reported>>,
     books: Books,
     memory: Vec<Lru>,
     next: usize,
@@ -173,6 +186,7 @@ impl KvRule {
             numbers,
             miss,
             sees_caches: false,
+            reported: None,
             books: Books::new(servers, requests),
             memory: vec![Lru::new(memory_blocks, distinct_blocks); servers],
             next: 0,
@@ -189,6 +203,13 @@ impl KvRule {
     /// The same rule with perfect knowledge of the moment.
     pub fn seeing_caches(mut self) -> KvRule {
         self.sees_caches = true;
+        self
+    }
+
+    /// The same rule, but where an engine reports far less reuse than believed (by the product's measure), the memory drops what the
+    /// engine had to compute, to the prompt's end. What the product does not do, to show why.
+    pub fn dropping_tails(mut self) -> KvRule {
+        self.reported = Some(HashMap::new());
         self
     }
 
@@ -293,9 +314,17 @@ impl Policy for KvRule {
             Miss::LeastBusy => self.least_busy(0..matched.len()).expect("there are servers"),
         });
         self.memory[server].touch(&request.blocks);
+        if let Some(reported) = &mut self.reported {
+            let of = Reported { blocks: request.blocks.clone(), matched: matched[server], cached: 0 };
+            reported.insert(arrival.id, of);
+        }
         let tokens = (request.prompt_tokens as f64 - (matched[server] as u64 * BLOCK_TOKENS) as f64).max(0.0);
         self.note(server, tokens);
-        self.ends.extend(request.blocks.last());
+        let end = match self.numbers.ends_whole > 0.0 {
+            true => (request.prompt_tokens / BLOCK_TOKENS) as usize,
+            false => request.blocks.len(),
+        };
+        self.ends.extend(request.blocks[..end].last());
         let blocks = (request.prompt_tokens / 64) as f64;
         if blocks > 0.0 {
             self.prompts = (self.prompts + 1.0).min(256.0);
@@ -304,11 +333,23 @@ impl Policy for KvRule {
         verdicts.push(self.books.dispatch(arrival.id, server, request, matched[server]));
     }
 
-    fn first_token(&mut self, _now: u64, id: usize, _cached_blocks: usize) {
+    fn first_token(&mut self, _now: u64, id: usize, cached_blocks: usize) {
         self.books.first_token(id);
+        if let Some(reported) = self.reported.as_mut().and_then(|reported| reported.get_mut(&id)) {
+            reported.cached = cached_blocks;
+        }
     }
 
     fn finish(&mut self, _now: u64, id: usize, _verdicts: &mut Vec<Verdict>) {
-        self.books.finish(id);
+        let server = self.books.finish(id);
+        let Some(Reported { blocks, matched, cached }) = self.reported.as_mut().and_then(|r| r.remove(&id))
+        else {
+            return;
+        };
+        // Four of the router's blocks or an eighth of the match.
+        let apart = (4.0 / ROUTER_BLOCKS).max((matched / 8) as f64);
+        if cached as f64 + apart < matched as f64 {
+            self.memory[server].forget(&blocks[cached..]);
+        }
     }
 }

@@ -60,6 +60,8 @@ fn routers_that_know_prefixes_keep_conversations_together() {
     use RouterKind as R;
     for kind in [
         R::KvAware,
+        R::KvAwareReports,
+        R::KvRuleDropsTails,
         R::KvAwareLeastBusy,
         R::SmgCacheAware,
         R::SmgCacheAwareFirst,
@@ -367,6 +369,53 @@ fn predictions_are_of_the_router_and_hits_of_the_engine() {
     assert_eq!((same.predicted_blocks, same.hit_blocks), (0, 0));
 }
 
+/// 60 beginnings of ten blocks, each with a new end, in turn and again, on one engine that holds 36 such prompts: LRU finds nothing.
+fn one_too_many() -> (Trace, Setting) {
+    let prompts: Vec<Vec<u32>> =
+        (0..1_200).map(|i| (0..10).map(|b| i % 60 * 10 + b).chain([600 + i]).collect()).collect();
+    let requests: Vec<(u64, &[u32], u64)> =
+        prompts.iter().zip(0..).map(|(prompt, i)| (i * 1_000, &prompt[..], 1)).collect();
+    (trace(&requests), setting(1, 400, None))
+}
+
+#[test]
+fn what_engines_report_narrows_a_memory_that_is_too_wide() {
+    let (trace, setting) = one_too_many();
+    let wide = Numbers { memory: 4.0, ..numbers() };
+    let predicted = |kind: RouterKind, numbers| {
+        let outcome = simulate(&trace, &setting, kind.router(&trace, &setting, numbers).as_mut());
+        assert_eq!(outcome.hit_blocks, 0, "{kind:?}");
+        outcome.predicted_blocks
+    };
+    // Told nothing, all but the first round is believed to be there, for ever.
+    assert_eq!(predicted(RouterKind::KvAware, wide), 11_400);
+    assert_eq!(predicted(RouterKind::KvRule, wide), 11_400);
+    // A step of a 128th per report: from 1,600 blocks to 660, those of one round, in 113 of them, two rounds; then on until a few
+    // of the router's blocks at most are believed of a prompt.
+    let told = predicted(RouterKind::KvAwareReports, wide);
+    assert!((1_130..2_400).contains(&told), "{told}");
+    // Exactly as large as the cache: nothing is believed, nothing to learn.
+    assert_eq!(predicted(RouterKind::KvAwareReports, numbers()), 0);
+    // What was computed was dropped, so it is not believed the next time, but the time after that.
+    assert_eq!(predicted(RouterKind::KvRuleDropsTails, wide), 6_000);
+}
+
+#[test]
+fn reports_that_differ_by_little_are_not_heeded() {
+    // 20 blocks believed, 19 there: within an eighth. 16 there: not.
+    let long: Vec<u32> = (0..20).collect();
+    for (engine_holds, kept) in [(19, true), (16, false)] {
+        let trace = trace(&[(0, &long, 1), (100, &long, 1), (200, &long, 1)]);
+        let setting = setting(1, engine_holds, None);
+        let wide = Numbers { memory: 2.0, ..numbers() };
+        let mut router = RouterKind::KvRuleDropsTails.router(&trace, &setting, wide);
+        let outcome = simulate(&trace, &setting, router.as_mut());
+        assert_eq!(outcome.hit_blocks, 2 * engine_holds as u64);
+        let third = if kept { 20 } else { engine_holds as u64 };
+        assert_eq!(outcome.predicted_blocks, 20 + third);
+    }
+}
+
 /// Two engines, nine distinct prompts, caches for five of them, one request at a time.
 fn nine_prompts(blocks: u32, rounds: u64, order: impl Fn(u64, u64) -> u64) -> (Trace, Setting) {
     let prompts: Vec<Vec<u32>> = (0..9).map(|p| (p * blocks..(p + 1) * blocks).collect()).collect();
@@ -439,6 +488,44 @@ fn the_dispatcher_decides_as_the_rule_says() {
         }
     }
     assert_eq!(mattered, [true; 2], "prices, and the cap on them");
+}
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: ReplayArgs,
+}
+
+/// Those who are played with these options, by their names there.
+fn played(options: &[&str]) -> Result<Vec<RouterKind>, String> {
+    let line = ["replay", "--trace", "t"].iter().chain(options);
+    routers(&<Line as clap::Parser>::parse_from(line).args)
+}
+
+#[test]
+fn numbers_are_for_routers_that_heed_them() {
+    let all = played(&[]).expect("all");
+    assert!(all.contains(&RouterKind::KvAware) && !all.contains(&RouterKind::KvRule));
+    assert_eq!(played(&["--sweep", "load_price=1"]), Ok(vec![RouterKind::KvRule]));
+    let two = ["--routers", "kv-aware,kv-rule"];
+    assert_eq!(
+        played(&[&two[..], &["--sweep", "memory=1,2"]].concat()),
+        Ok(vec![RouterKind::KvAware, RouterKind::KvRule])
+    );
+    assert!(played(&[&two[..], &["--set", "load_price=1"]].concat()).is_ok(), "one of them does");
+    for (options, wanted) in [
+        (
+            &["--routers", "kv-rule,kv-aware", "--sweep", "load_price=1"],
+            "--sweep load_price=1: kv-aware does not heed load_price",
+        ),
+        (
+            &["--routers", "kv-aware,oracle", "--set", "load_price=1"],
+            "--set load_price=1: no router played heeds load_price",
+        ),
+    ] {
+        let fault = played(options).expect_err(wanted);
+        assert!(fault.starts_with(wanted) && fault.contains("expected"), "{fault}");
+    }
 }
 
 #[test]

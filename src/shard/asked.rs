@@ -96,21 +96,27 @@ impl Asked {
         let catalog = shard.catalog();
         let head = &desk.head;
         let caller = &shard.limits.caller;
-        let tier = caller.tier(head, client.unread());
+        let tier = caller.tier(head, client.unread()).map_err(|what| Unroutable {
+            rejection: Rejection::BadRequest,
+            what: Some(what.to_owned()),
+            group: None,
+        })?;
         let session = caller.session(head, client.unread());
         let mut prompt = std::mem::take(&mut desk.prompt);
         prompt.blocks.clear();
         let reads =
             catalog.has_kv_pools || catalog.has_token_limits || session.is_none() && catalog.has_sticky_pools;
-        let body = if reads { intake.json(client, desk) } else { None };
+        let mut decoded = Vec::new();
+        let content = intake.content(client, desk, &mut decoded);
+        let body = if reads { content.json() } else { None };
         let mut rules = PromptRules { block_bytes: catalog.kv_block_bytes, seed: shard.limits.prompt_seed };
         let (reading, model) = match body {
             Some(body) => {
-                let mut reading = read_prompt(endpoint, body, intake.whole(), &rules, &mut prompt);
+                let mut reading = read_prompt(endpoint, body, content.whole, &rules, &mut prompt);
                 let model = reading.model.take();
                 (reading, model)
             }
-            None => (Reading::default(), intake.model(client, desk)),
+            None => (Reading::default(), content.model()),
         };
         let mut calibrations = shard.calibrations.borrow_mut();
         let id = match reads {
@@ -135,7 +141,7 @@ impl Asked {
                 && pool.kv.block_bytes != rules.block_bytes
             {
                 rules.block_bytes = pool.kv.block_bytes;
-                read_prompt(endpoint, body, intake.whole(), &rules, &mut prompt);
+                read_prompt(endpoint, body, content.whole, &rules, &mut prompt);
             }
             let digest = || session.map(|session| caller.digest(session));
             let (mut own, mut owner) = (None, None);
@@ -157,7 +163,7 @@ impl Asked {
                 client: owner.unwrap_or_default(),
                 has_prompt: reading.has_prompt && pool.algorithm == Algorithm::KvAware,
                 prompt_tokens: tokens,
-                prompt_bytes: if reading.token_ids == 0 && intake.whole() { reading.prompt_bytes } else { 0 },
+                prompt_bytes: if reading.token_ids == 0 && content.whole { reading.prompt_bytes } else { 0 },
                 model: id,
             };
             (asked, owner.is_none() && !prompt.blocks.is_empty())

@@ -71,7 +71,7 @@ impl Dispatcher {
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }
-        let ticket = self.wait(now, group, tried, None);
+        let ticket = self.wait(now, group, wanted, None);
         let place = Place { since: now, shard: ShardId::HOME, ticket };
         match self.line_up(group, place, tried) {
             Ok(()) => Decision::Wait(ticket),

@@ -177,6 +177,8 @@ struct Waiting {
     tried: Tried,
     /// What the wheel here chose, to be taken back if it comes otherwise.
     preferred: Option<Choice>,
+    /// Where its session belongs.
+    owner: Option<BackendId>,
     /// The event is in the queue: the server it got, or none.
     answered: Option<Option<BackendId>>,
 }
@@ -359,7 +361,7 @@ impl Dispatcher {
                 return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
             }
         }
-        let ticket = self.wait(now, group, tried, choice);
+        let ticket = self.wait(now, group, wanted, choice);
         let preferred = choice.map(|c| c.backend);
         self.send_home(Message::Ask { ticket, group, preferred, tried, since: now }, Urgency::Wake);
         Decision::Wait(ticket)
@@ -375,10 +377,12 @@ impl Dispatcher {
         Placement { backend, in_flight, ceiling: row.ceiling, algorithm_used: by, wait_ns }
     }
 
-    fn wait(&mut self, now: Nanos, group: GroupId, tried: Tried, preferred: Option<Choice>) -> Ticket {
+    fn wait(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>, preferred: Option<Choice>) -> Ticket {
+        let tried = wanted.tried;
+        let owner = self.router.session_owner(group, wanted.session);
         let pool = self.router.group(group).expect("the caller checked").pool;
         let deadline = now.plus_ms(self.catalog.pool(pool).queue_timeout_ms);
-        let waiting = Waiting { group, pool, since: now, deadline, tried, preferred, answered: None };
+        let waiting = Waiting { group, pool, since: now, deadline, tried, preferred, owner, answered: None };
         let ticket = self.waiting.insert(waiting);
         self.deadlines.insert((deadline, ticket));
         self.waiting_by_group[group.index()] += 1;
@@ -392,18 +396,20 @@ impl Dispatcher {
         let waiting = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none())?;
         waiting.answered = Some(got);
         let (group, since) = (waiting.group, waiting.since);
-        let choice = waiting.preferred.take();
+        let (choice, owner) = (waiting.preferred.take(), waiting.owner);
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
         let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let at_home = owner.is_some() && got == owner;
         let by = match choice {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
                 self.router.undo(group, choice);
                 algorithm.fallback()
             }
-            // Whichever server had room first.
+            // Whichever server had room first; a session's own is its own.
+            None if at_home => algorithm,
             None => algorithm.fallback(),
         };
         Some((group, since, by))

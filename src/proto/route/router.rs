@@ -14,7 +14,7 @@ use super::balance::{Balance, Takers};
 use super::kv_aware::{KvAware, Loads};
 use super::least_connections::LeastConnections;
 use super::policy::{Affinity, Candidate, Choice, Policy};
-use super::sticky_session::{Member, StickySession, hash_name};
+use super::sticky_session::{Member, StickySession, hash_name, owner};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
@@ -305,6 +305,12 @@ impl Router {
         let held = &mut self.groups[group.index()];
         held.all_fit = loads.count == held.live.len();
         Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
+    }
+
+    /// In a sticky-session group: the server that the session belongs to, eligible or not.
+    pub fn session_owner(&self, group: GroupId, session: Option<u64>) -> Option<BackendId> {
+        let held = self.groups.get(group.index())?;
+        session.and_then(|key| owner(key, &held.members))
     }
 
     /// Takes a turned choice back: the request went elsewhere or nowhere.

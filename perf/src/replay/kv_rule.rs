@@ -47,8 +47,10 @@ pub struct Numbers {
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
     pub share_prior: f64,
-    /// What goes on where an earlier prompt ended pays at most this for every request in flight on the average server.
+    /// The share's price is at most this for every request in flight on the average server, and, for what does not go on where
+    /// an earlier prompt ended, `immunity` times the blocks to be computed.
     pub busy_price: f64,
+    pub immunity: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
     pub work_free: f64,
@@ -73,6 +75,7 @@ impl Default for Numbers {
             share_free_requests: 4.0,
             share_prior: 16.0,
             busy_price: 1.25,
+            immunity: 12.0,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -111,6 +114,7 @@ impl Numbers {
             "share_free_requests" => &mut self.share_free_requests,
             "share_prior" => &mut self.share_prior,
             "busy_price" => &mut self.busy_price,
+            "immunity" => &mut self.immunity,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
             "work_free_tokens" => &mut self.work_free_tokens,
@@ -119,7 +123,7 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, \
+                     share_free_requests, share_prior, immunity, \
                      busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
                 ));
             }
@@ -232,8 +236,9 @@ impl KvRule {
             let continues = matched[server] > 0 && self.ends.contains(&request.blocks[matched[server] - 1]);
             let part = if continues { to_compute / total } else { 1.0 };
             let price = self.share_price(server, to_compute, part, mean);
-            let most = n.busy_price * self.prompt_blocks * mean;
-            matched[server] as f64 * ROUTER_BLOCKS - if continues { price.min(most) } else { price }
+            let idle = if continues { 0.0 } else { n.immunity * to_compute };
+            let most = idle + n.busy_price * self.prompt_blocks * mean;
+            matched[server] as f64 * ROUTER_BLOCKS - price.min(most)
         };
         let load_price = |server: usize| {
             let above = self.load(server) - least;

@@ -5,9 +5,10 @@
 //! becomes a hot spot for what it holds. What a match is worth is its blocks, less a price for following it:
 //!
 //! * its load: [`LOAD_PRICE`] at the window's far end, nothing at its near end;
-//! * its share: what the server got above its fair share of requests and of uncached tokens lately ([`Balance`]). A prompt that goes
-//!   on where an earlier one ended pays for requests only the part of it that is to be computed, and in all [`BUSY_PRICE`] at most per
-//!   request in flight on the average server: an idle pool keeps conversations where they are and spreads what shares no
+//! * its share: what the server got above its fair share of requests and of uncached tokens lately ([`Balance`]), at most
+//!   [`BUSY_PRICE`] per request in flight on the average server and [`IMMUNITY`] times what is to be computed. A prompt that goes
+//!   on where an earlier one ended pays for requests only the part of it that is to be computed, and nothing in an idle pool: that
+//!   keeps conversations where they are, brings prompts together that are all but alike, and spreads what shares no
 //!   more than a head.
 //!
 //! Prices are in prompts of the mean length that the pool gets: what is much for short ones is little for long ones.
@@ -44,9 +45,10 @@ const WORK_FREE: f64 = 0.03;
 const WORK_FREE_TOKENS: f64 = 50_000.0;
 /// A share of work counts as at least this.
 const WORK_FAIR_TOKENS_MIN: f64 = 100_000.0;
-/// What goes on where an earlier prompt ended pays at most this for every request in flight on the average server, in mean
-/// prompts.
+/// The share's price is at most this for every request in flight on the average server, in mean prompts …
 const BUSY_PRICE: f64 = 1.25;
+/// … and, for what does not go on where an earlier prompt ended, this many times the blocks to be computed.
+const IMMUNITY: f64 = 12.0;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
 const TOKENS_PER_REQUEST: f64 = 8192.0;
 
@@ -161,15 +163,19 @@ impl Scene<'_> {
 
     /// What the match is worth, its load's price aside.
     fn worth(&self, candidate: &Candidate) -> f64 {
-        let price = self.share_price(candidate);
-        let most = BUSY_PRICE * self.prompt_blocks * self.loads.mean;
-        f64::from(candidate.matched) - if candidate.continues { price.min(most) } else { price }
+        let idle = if candidate.continues { 0.0 } else { IMMUNITY * self.computed(candidate) };
+        let most = idle + BUSY_PRICE * self.prompt_blocks * self.loads.mean;
+        f64::from(candidate.matched) - self.share_price(candidate).min(most)
+    }
+
+    /// Blocks that are to be computed there.
+    fn computed(&self, candidate: &Candidate) -> f64 {
+        self.policy.blocks.saturating_sub(candidate.matched).into()
     }
 
     fn share_price(&self, candidate: &Candidate) -> f64 {
-        let blocks = self.policy.blocks;
-        let computed = f64::from(blocks.saturating_sub(candidate.matched));
-        let part = if candidate.continues { computed / f64::from(blocks.max(1)) } else { 1.0 };
+        let computed = self.computed(candidate);
+        let part = if candidate.continues { computed / f64::from(self.policy.blocks.max(1)) } else { 1.0 };
         let deviation = self.policy.balance.of(candidate.slot);
         let (idle, full) = SHARE_FREE_REQUESTS;
         let free = SHARE_FREE * deviation.requests_fair + idle + (full - idle) * self.loads.mean.min(1.0);

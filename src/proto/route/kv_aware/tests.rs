@@ -163,6 +163,16 @@ fn an_idle_pool_spreads_what_shares_no_more_than_a_head() {
     assert_eq!(got, [10; 4]);
 }
 
+/// What differs in little more than a last question is brought together, as long as there is room for it.
+#[test]
+fn an_idle_pool_brings_together_what_is_all_but_alike() {
+    let mut pool = Pool::new(4);
+    for _ in 0..50 {
+        assert_eq!(pool.choose(32, &[0, 0, 31, 0]), (2, HIT));
+        pool.dispatch(2, 64);
+    }
+}
+
 /// A conversation in an idle pool stays where it is, however long it goes on.
 #[test]
 fn an_idle_pool_leaves_conversations_where_they_are() {

@@ -207,11 +207,12 @@ impl KvRule {
     }
 
     /// The price of the server's share, in router blocks.
-    fn share_price(&self, server: usize, to_compute: f64, part: f64, load_mean: f64) -> f64 {
+    fn share_price(&self, server: usize, to_compute: f64, part: f64, continues: bool, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
-        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
+        let known = if continues { 1.0 } else { fair_requests / (fair_requests + n.share_prior) };
+        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0) * known;
         let requests = self.requests_over[server] - free;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
         n.share_price * self.prompt_blocks * part * requests.max(0.0) / (fair_requests + n.share_prior)
@@ -235,7 +236,7 @@ impl KvRule {
             let to_compute = total - matched[server] as f64 * ROUTER_BLOCKS;
             let continues = matched[server] > 0 && self.ends.contains(&request.blocks[matched[server] - 1]);
             let part = if continues { to_compute / total } else { 1.0 };
-            let price = self.share_price(server, to_compute, part, mean);
+            let price = self.share_price(server, to_compute, part, continues, mean);
             let idle = if continues { 0.0 } else { n.immunity * to_compute };
             let most = idle + n.busy_price * self.prompt_blocks * mean;
             matched[server] as f64 * ROUTER_BLOCKS - price.min(most)

@@ -34,8 +34,8 @@ const LOAD_PRICE: f64 = 0.16;
 const SHARE_PRICE: f64 = 20.0;
 /// So far above its share costs nothing: as part of it, and in requests.
 const SHARE_FREE: f64 = 0.01;
-/// … in an idle pool and in a busy one.
-const SHARE_FREE_REQUESTS: (f64, f64) = (0.0, 4.0);
+/// … in a pool with a request in flight on the average server; in proportion below.
+const SHARE_FREE_REQUESTS: f64 = 4.0;
 /// Requests that are added to a fair share, so that the first few do not count as many.
 const SHARE_PRIOR: f64 = 16.0;
 /// Price of a server that got twice its share of uncached tokens, per block that is to be computed; in proportion.
@@ -177,8 +177,10 @@ impl Scene<'_> {
         let computed = self.computed(candidate);
         let part = if candidate.continues { computed / f64::from(self.policy.blocks.max(1)) } else { 1.0 };
         let deviation = self.policy.balance.of(candidate.slot);
-        let (idle, full) = SHARE_FREE_REQUESTS;
-        let free = SHARE_FREE * deviation.requests_fair + idle + (full - idle) * self.loads.mean.min(1.0);
+        let fair = deviation.requests_fair;
+        // At first nobody has a share to speak of, and what has nothing but a head in common can go anywhere.
+        let known = if candidate.continues { 1.0 } else { fair / (fair + SHARE_PRIOR) };
+        let free = SHARE_FREE * fair + SHARE_FREE_REQUESTS * self.loads.mean.min(1.0) * known;
         let over = (deviation.requests - free).max(0.0);
         let price = SHARE_PRICE * self.prompt_blocks * part;
         let requests = price * over / (deviation.requests_fair + SHARE_PRIOR);

@@ -47,6 +47,8 @@ pub struct Row {
     /// narrowed and reports here widened.
     pub narrowed: i32,
     pub narrowed_peers: i32,
+    /// Requests of this shard that asked for a permit there and have no answer yet.
+    pub asked: u32,
     /// Permits leased to this shard.
     pub held: u32,
     /// The least number of permits that was free since the last sweep: so many nobody needed.
@@ -74,6 +76,7 @@ impl Row {
             prefill_tokens_peers: 0,
             narrowed: 0,
             narrowed_peers: 0,
+            asked: 0,
             held: 0,
             free_low: 0,
             failures: 0,

@@ -356,6 +356,7 @@ impl Dispatcher {
         };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
+            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
                 return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
@@ -363,6 +364,9 @@ impl Dispatcher {
         }
         let ticket = self.wait(now, group, wanted, choice);
         let preferred = choice.map(|c| c.backend);
+        if let Some(backend) = preferred {
+            self.table.row_mut(backend).asked += 1;
+        }
         self.send_home(Message::Ask { ticket, group, preferred, tried, since: now }, Urgency::Wake);
         Decision::Wait(ticket)
     }
@@ -402,6 +406,15 @@ impl Dispatcher {
         self.waiting_by_pool[waiting.pool.index()] -= 1;
         let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
         let at_home = owner.is_some() && got == owner;
+        if let Some(asked) = choice.map(|choice| choice.backend) {
+            self.table.row_mut(asked).asked -= 1;
+            if got != Some(asked) {
+                self.router.take_back_request(group, asked);
+            }
+        }
+        if let Some(got) = got.filter(|got| choice.is_none_or(|choice| choice.backend != *got)) {
+            self.router.note_request(group, got, &self.table, Row::believed_room);
+        }
         let by = match choice {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
@@ -509,14 +522,7 @@ impl Dispatcher {
         let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
         let work_tokens = prompt.tokens - held;
         self.ends.note(prompt.blocks);
-        self.router.note_dispatch(
-            group,
-            backend,
-            prompt.blocks.len() as u32,
-            work_tokens,
-            &self.table,
-            Row::believed_room,
-        );
+        self.router.note_work(group, backend, prompt.blocks.len() as u32, work_tokens);
         self.table.begin_prefill(now, backend, work_tokens);
         Belief { matched, work_tokens }
     }

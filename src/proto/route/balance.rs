@@ -136,6 +136,16 @@ impl Balance {
         }
     }
 
+    /// The server in that slot did not get that many of its dispatches after all.
+    pub fn take_back(&mut self, slot: u16, times: u64) {
+        if self.weights > 0.0 {
+            let requests = times as f64 * self.unit;
+            self.requests_owed -= requests / self.weights;
+            self.accounts[slot as usize].requests -= requests;
+            self.requests -= requests;
+        }
+    }
+
     fn scale_back(&mut self) {
         let by = 1.0 / std::mem::replace(&mut self.unit, 1.0);
         for account in &mut self.accounts {
@@ -221,6 +231,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_taken_back_counts_no_more() {
+        let mut balance = Balance::new(2);
+        balance.set_weights([1, 3]);
+        balance.note(0, 1, 100, Takers::<Nobody>::All);
+        balance.note(1, 1, 0, Takers::<Nobody>::All);
+        let before = balance.of(1);
+        balance.note(0, 2, 0, Takers::<Nobody>::All);
+        balance.take_back(0, 2);
+        let after = balance.of(1);
+        assert!((before.requests - after.requests).abs() < 1e-3, "{before:?} {after:?}");
+        assert!((before.requests_fair - after.requests_fair).abs() < 1e-3);
     }
 
     #[test]

@@ -73,32 +73,27 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Of candidates given as weight and requests in flight; two passes, one where all weights are equal. `None`: there are
-    /// none.
+    /// Of candidates of one weight, given as requests in flight. `None`: there are none.
     #[inline]
-    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
-        let (mut count, mut weights, mut in_flight, mut least) = (0, 0u64, 0u64, u32::MAX);
-        let (mut lightest, mut heaviest) = (u64::MAX, 0);
-        for (weight, requests) in candidates.clone() {
+    pub fn of_equals(weight: u64, candidates: impl Iterator<Item = u32>) -> Option<Loads> {
+        let (mut count, mut sum, mut least) = (0, 0u64, u32::MAX);
+        for in_flight in candidates {
             count += 1;
-            weights += weight;
-            lightest = lightest.min(weight);
-            heaviest = heaviest.max(weight);
-            in_flight += u64::from(requests);
-            least = least.min(requests);
+            sum += u64::from(in_flight);
+            least = least.min(in_flight);
         }
-        if count == 0 {
-            return None;
-        }
+        let mean = sum as f64 / count as f64;
+        (count > 0).then_some(Loads { count, weight_mean: weight as f64, least: least.into(), mean })
+    }
+
+    /// Of candidates given as weight and requests in flight; two passes. `None`: there are none.
+    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
+        let (count, weights) = candidates.clone().fold((0, 0), |(n, sum), (weight, _)| (n + 1, sum + weight));
         let weight_mean = weights as f64 / count as f64;
-        if lightest == heaviest {
-            let mean = in_flight as f64 / count as f64;
-            return Some(Loads { count, weight_mean, least: least.into(), mean });
-        }
         let loads = candidates.map(|(weight, requests)| f64::from(requests) * weight_mean / weight as f64);
         let (least, sum) =
             loads.fold((f64::INFINITY, 0.0), |(least, sum), load| (load.min(least), sum + load));
-        Some(Loads { count, weight_mean, least, mean: sum / count as f64 })
+        (count > 0).then_some(Loads { count, weight_mean, least, mean: sum / count as f64 })
     }
 }
 

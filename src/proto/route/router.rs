@@ -34,6 +34,9 @@ pub struct RouteGroup {
     members: Vec<Member>,
     /// Slots of the live candidates.
     live: Vec<u16>,
+    /// Who they are, and the weight that all of them have, if they do: so that a look at their loads is one pass.
+    live_ids: Vec<BackendId>,
+    live_weight: Option<u64>,
     wheel: Wheel,
     /// In kv-aware pools.
     balance: Balance,
@@ -68,6 +71,10 @@ impl RouteGroup {
         if self.live.is_empty() {
             self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
         }
+        self.live_ids.clear();
+        self.live_ids.extend(self.live.iter().map(|slot| self.candidates[*slot as usize]));
+        let mut live_weights = self.live_ids.iter().map(|id| table.row(*id).weight);
+        self.live_weight = live_weights.next().filter(|first| live_weights.all(|weight| weight == *first));
         let weights = || {
             let mut live = self.live.iter().peekable();
             (0..).zip(&self.candidates).map(move |(slot, id): (u16, _)| {
@@ -174,6 +181,8 @@ impl Router {
                 kv,
                 members,
                 live: Vec::with_capacity(slots),
+                live_ids: Vec::with_capacity(slots),
+                live_weight: None,
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
                 all_fit: false,
@@ -284,12 +293,13 @@ impl Router {
         }
         let matches = affinity.memory.matches(held.pool);
         matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
-        let fitting = held.live.iter().filter_map(|slot| {
-            let backend = held.candidates[*slot as usize];
-            let row = table.row(backend);
-            fits(backend, row).then(|| (row.weight, row.total() + row.asked))
-        });
-        let loads = Loads::of(fitting)?;
+        let rows = held.live_ids.iter().map(|id| (*id, table.row(*id)));
+        let fitting = rows.filter(|(id, row)| fits(*id, row)).map(|(_, row)| row);
+        let in_flight = |row: &Row| row.total() + row.asked;
+        let loads = match held.live_weight {
+            Some(weight) => Loads::of_equals(weight, fitting.map(in_flight))?,
+            None => Loads::of(fitting.map(|row| (row.weight, in_flight(row))))?,
+        };
         let holders = matches.filter_map(|found| {
             let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
             let row = table.row(found.backend);

@@ -12,6 +12,9 @@
 
 /// Dispatches after which one counts 1/e.
 const HORIZON: f64 = 8192.0;
+/// By how much a dispatch weighs more than the one before: exp(1 / HORIZON), to the last bit but rounding.
+const GROWTH: f64 =
+    1.0 + 1.0 / HORIZON + 0.5 / (HORIZON * HORIZON) + 1.0 / (6.0 * HORIZON * HORIZON * HORIZON);
 /// Prompts that the mean length is of.
 const PROMPTS: f64 = 256.0;
 /// Weight of a dispatch at which all is scaled back.
@@ -108,7 +111,11 @@ impl Balance {
         takers: Takers<impl Iterator<Item = (u16, u64)> + Clone>,
     ) {
         // More than a few horizons at once push everything before out.
-        let growth = (times.min(20 * HORIZON as u64) as f64 / HORIZON).exp();
+        let growth = match times {
+            0 => 1.0,
+            1 => GROWTH,
+            many => (many.min(20 * HORIZON as u64) as f64 / HORIZON).exp(),
+        };
         self.unit *= growth;
         let (requests, work) = (times as f64 * self.unit, work as f64 * self.unit);
         match takers {

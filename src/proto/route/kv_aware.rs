@@ -110,25 +110,75 @@ impl KvAware<'_> {
         let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
         let prompt_blocks = self.balance.prompt_blocks();
         let scene = Scene { policy: self, loads, slack, useful: useful.into(), prompt_blocks };
-        let mut top: Option<(f64, u32)> = None;
+        let mut best: Option<(f64, Candidate)> = None;
+        let mut level = Level::default();
         for holder in holders.clone() {
-            // Nothing is worth more than its blocks.
-            if top.is_some_and(|(most, _)| most >= holder.matched.into()) {
-                break;
+            if holder.matched != level.matched {
+                level.close(&mut best);
+                // Nothing is worth more than its blocks.
+                if best.is_some_and(|(most, _)| most >= holder.matched.into()) {
+                    return best.map(|(_, chosen)| chosen);
+                }
+                level = Level { matched: holder.matched, ..Level::default() };
             }
-            if scene.in_window(&holder) {
-                let net = scene.worth(&holder) - scene.load_price(&holder);
-                if net >= scene.useful && top.is_none_or(|(most, _)| net > most) {
-                    top = Some((net, holder.matched));
+            let load = scene.load(&holder);
+            if load <= loads.least + slack {
+                let worth = scene.worth(&holder);
+                if worth >= scene.useful {
+                    let net = worth - scene.load_price(load);
+                    level.take(net, net >= scene.useful, scene.key(load, &holder), holder);
                 }
             }
         }
-        if let Some((_, matched)) = top {
-            let equal = holders.skip_while(|h| h.matched > matched).take_while(|h| h.matched == matched);
-            return scene.least_busy(equal.filter(|h| scene.in_window(h) && scene.worth(h) >= scene.useful));
+        level.close(&mut best);
+        if let Some((_, chosen)) = best {
+            return Some(chosen);
         }
-        let all_hold = holders.clone().count() == loads.count;
-        if all_hold { scene.least_busy(holders.filter(|h| scene.in_window(h))) } else { None }
+        // A head that all hold.
+        if holders.clone().count() < loads.count {
+            return None;
+        }
+        for holder in holders {
+            let load = scene.load(&holder);
+            if load <= loads.least + slack {
+                level.take(0.0, true, scene.key(load, &holder), holder);
+            }
+        }
+        level.close(&mut best);
+        best.map(|(_, chosen)| chosen)
+    }
+}
+
+/// How busy a server is, prompt tokens that wait included, and how far above its share of requests.
+type Key = (f64, f64);
+
+/// The servers that hold equally much.
+#[derive(Default)]
+struct Level {
+    matched: u32,
+    /// The most that following one of them is worth, if that is enough.
+    net: Option<f64>,
+    least_busy: Option<(Key, Candidate)>,
+}
+
+impl Level {
+    fn take(&mut self, net: f64, enough: bool, key: Key, holder: Candidate) {
+        if enough {
+            self.net = Some(self.net.map_or(net, |most| most.max(net)));
+        }
+        // Of equals the first stays.
+        if self.least_busy.is_none_or(|(least, _)| key < least) {
+            self.least_busy = Some((key, holder));
+        }
+    }
+
+    /// All of them have been seen: the least busy is chosen if that is worth more than the best so far.
+    fn close(&mut self, best: &mut Option<(f64, Candidate)>) {
+        if let (Some(net), Some((_, holder))) = (self.net.take(), self.least_busy.take())
+            && best.is_none_or(|(most, _)| net > most)
+        {
+            *best = Some((net, holder));
+        }
     }
 }
 
@@ -150,10 +200,6 @@ impl Scene<'_> {
 
     fn load(&self, candidate: &Candidate) -> f64 {
         self.per_weight(candidate.in_flight.into(), candidate)
-    }
-
-    fn in_window(&self, candidate: &Candidate) -> bool {
-        self.load(candidate) <= self.loads.least + self.slack
     }
 
     /// What the match is worth, its load's price aside.
@@ -184,21 +230,15 @@ impl Scene<'_> {
         requests + work
     }
 
-    fn load_price(&self, candidate: &Candidate) -> f64 {
-        let above = self.load(candidate) - self.loads.least;
+    fn load_price(&self, load: f64) -> f64 {
+        let above = load - self.loads.least;
         if above > 0.0 { LOAD_PRICE * self.prompt_blocks * above / self.slack } else { 0.0 }
     }
 
-    /// The least busy of some, prompt tokens that wait included.
-    fn least_busy(&self, some: impl Iterator<Item = Candidate>) -> Option<Candidate> {
-        let keyed = some.map(|candidate| {
-            let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
-            let over = self.policy.balance.of(candidate.slot).requests;
-            (self.load(&candidate) + self.per_weight(waiting, &candidate), over, candidate)
-        });
-        // Of equals the first, which `min_by` keeps.
-        let least = keyed.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.total_cmp(&b.1)));
-        least.map(|(_, _, candidate)| candidate)
+    fn key(&self, load: f64, candidate: &Candidate) -> Key {
+        let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+        let over = self.policy.balance.of(candidate.slot).requests;
+        (load + self.per_weight(waiting, candidate), over)
     }
 }
 

@@ -357,6 +357,13 @@ impl Router {
         self.tell(group, slot, |sent| sent.dispatches = sent.dispatches.wrapping_add(1));
     }
 
+    /// The next request is counted by who has room then.
+    pub fn forget_fit(&mut self, group: GroupId) {
+        if let Some(held) = self.groups.get_mut(group.index()) {
+            held.all_fit = false;
+        }
+    }
+
     /// A request that was counted went elsewhere or nowhere.
     pub fn take_back_request(&mut self, group: GroupId, backend: BackendId) {
         let Some((slot, held)) = self.kv_slot(group, backend) else { return };

@@ -11,7 +11,6 @@ use super::client::Client;
 use super::intake::Intake;
 use super::session::Desk;
 use crate::proto::account::calibration::Calibration;
-use crate::proto::account::usage::Usage;
 use crate::proto::backend::catalog::{Algorithm, Catalog};
 use crate::proto::classify::caller::{Digest, Session};
 use crate::proto::classify::{Endpoint, PromptRules, Reading, read_prompt};
@@ -35,6 +34,8 @@ pub struct Asked {
     pub has_prompt: bool,
     /// Its prompt's length, estimated; where nothing asks for it, 0.
     pub prompt_tokens: u64,
+    /// Blocks of its prompt stand for tokens evenly: it has no media.
+    even: bool,
     /// Its prompt's text, in bytes; 0 where media or token ids make it no measure of its tokens.
     prompt_bytes: u64,
     /// Where its model's tokens are counted.
@@ -96,21 +97,27 @@ impl Asked {
         let catalog = shard.catalog();
         let head = &desk.head;
         let caller = &shard.limits.caller;
-        let tier = caller.tier(head, client.unread());
+        let tier = caller.tier(head, client.unread()).map_err(|what| Unroutable {
+            rejection: Rejection::BadRequest,
+            what: Some(what.to_owned()),
+            group: None,
+        })?;
         let session = caller.session(head, client.unread());
         let mut prompt = std::mem::take(&mut desk.prompt);
         prompt.blocks.clear();
         let reads =
             catalog.has_kv_pools || catalog.has_token_limits || session.is_none() && catalog.has_sticky_pools;
-        let body = if reads { intake.json(client, desk) } else { None };
+        let mut decoded = Vec::new();
+        let content = intake.content(client, desk, &mut decoded);
+        let body = if reads { content.json() } else { None };
         let mut rules = PromptRules { block_bytes: catalog.kv_block_bytes, seed: shard.limits.prompt_seed };
         let (reading, model) = match body {
             Some(body) => {
-                let mut reading = read_prompt(endpoint, body, intake.whole(), &rules, &mut prompt);
+                let mut reading = read_prompt(endpoint, body, content.whole, &rules, &mut prompt);
                 let model = reading.model.take();
                 (reading, model)
             }
-            None => (Reading::default(), intake.model(client, desk)),
+            None => (Reading::default(), content.model()),
         };
         let mut calibrations = shard.calibrations.borrow_mut();
         let id = match reads {
@@ -135,7 +142,7 @@ impl Asked {
                 && pool.kv.block_bytes != rules.block_bytes
             {
                 rules.block_bytes = pool.kv.block_bytes;
-                read_prompt(endpoint, body, intake.whole(), &rules, &mut prompt);
+                read_prompt(endpoint, body, content.whole, &rules, &mut prompt);
             }
             let digest = || session.map(|session| caller.digest(session));
             let (mut own, mut owner) = (None, None);
@@ -157,7 +164,12 @@ impl Asked {
                 client: owner.unwrap_or_default(),
                 has_prompt: reading.has_prompt && pool.algorithm == Algorithm::KvAware,
                 prompt_tokens: tokens,
-                prompt_bytes: if reading.token_ids == 0 && intake.whole() { reading.prompt_bytes } else { 0 },
+                even: !reading.has_media,
+                prompt_bytes: if reading.token_ids == 0 && !reading.has_media && content.whole {
+                    reading.prompt_bytes
+                } else {
+                    0
+                },
                 model: id,
             };
             (asked, owner.is_none() && !prompt.blocks.is_empty())
@@ -177,15 +189,15 @@ impl Asked {
     }
 
     /// The engine counted this request's tokens.
-    pub fn learn(&self, calibrations: &mut Calibrations, usage: &Usage) {
-        if let Some(tokens) = usage.prompt_tokens.filter(|_| self.prompt_bytes > 0) {
-            calibrations.models[self.model.0].learn(self.prompt_bytes, tokens);
+    pub fn learn(&self, calibrations: &mut Calibrations, prompt_tokens: u64) {
+        if self.prompt_bytes > 0 {
+            calibrations.models[self.model.0].learn(self.prompt_bytes, prompt_tokens);
         }
     }
 
-    /// Bytes that one token of the request's model is thought to have.
-    pub fn bytes_per_token(&self, calibrations: &Calibrations) -> f64 {
-        calibrations.models[self.model.0].bytes_per_token()
+    /// Whether the engine's cached tokens can be told in blocks.
+    pub fn is_even(&self) -> bool {
+        self.even
     }
 }
 

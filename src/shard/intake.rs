@@ -10,7 +10,7 @@ use super::buffers::LARGE_BYTES;
 use super::client::{Client, End};
 use super::deadline::Action;
 use super::session::Desk;
-use crate::proto::classify;
+use crate::proto::classify::{self, Decoded};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Framing};
 
@@ -224,24 +224,50 @@ impl Intake {
         }
     }
 
-    /// The content in hand if it may be JSON: there is some, not compressed, and not a form.
-    pub fn json<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<&'a [u8]> {
+    /// What is in hand to be read for routing: decoded into `decoded`, bounded by `classify_bytes_max`, where it came with a
+    /// Content-Encoding. Nothing can be read of what cannot be decoded.
+    pub fn content<'a>(&self, client: &'a Client, desk: &'a Desk, decoded: &'a mut Vec<u8>) -> Content<'a> {
         let bytes = self.bytes(client, desk);
         let kind = desk.head.content_type.map(|span| span.of(client.unread()));
-        (!bytes.is_empty() && desk.head.content_encoding.is_none() && !kind.is_some_and(is_form))
-            .then_some(bytes)
+        let (bytes, whole) = match desk.head.content_encoding {
+            Some(encoding) if !bytes.is_empty() => {
+                let bytes_max = client.shard.limits.classify_bytes_max;
+                match classify::decode(encoding.of(client.unread()), bytes, self.whole(), bytes_max, decoded)
+                {
+                    Decoded::Plain => (bytes, self.whole()),
+                    Decoded::Complete => (&decoded[..], true),
+                    Decoded::Truncated => (&decoded[..], false),
+                    Decoded::Unreadable => (&[][..], false),
+                }
+            }
+            _ => (bytes, self.whole()),
+        };
+        Content { bytes, whole, form: kind.filter(|kind| is_form(kind)) }
+    }
+}
+
+/// What can be read of a request's content.
+#[derive(Clone, Copy)]
+pub struct Content<'a> {
+    pub bytes: &'a [u8],
+    /// That is all of it.
+    pub whole: bool,
+    /// It is a form: its Content-Type.
+    form: Option<&'a [u8]>,
+}
+
+impl<'a> Content<'a> {
+    /// It may be JSON: there is some, and it is no form.
+    pub fn json(&self) -> Option<&'a [u8]> {
+        (!self.bytes.is_empty() && self.form.is_none()).then_some(self.bytes)
     }
 
     /// The model that the request names, where it can be read.
-    pub fn model<'a>(&self, client: &'a Client, desk: &'a Desk) -> Option<Cow<'a, [u8]>> {
-        let bytes = self.bytes(client, desk);
-        if bytes.is_empty() || desk.head.content_encoding.is_some() {
-            return None;
-        }
-        match desk.head.content_type.map(|span| span.of(client.unread())) {
-            Some(kind) if is_form(kind) => classify::peek_multipart(kind, bytes).model,
-            _ if self.whole() => classify::peek(bytes).model,
-            _ => classify::peek_prefix(bytes).model,
+    pub fn model(&self) -> Option<Cow<'a, [u8]>> {
+        match self.form {
+            Some(kind) => classify::peek_multipart(kind, self.bytes).model,
+            None if self.whole => classify::peek(self.bytes).model,
+            None => classify::peek_prefix(self.bytes).model,
         }
     }
 }

@@ -3,9 +3,10 @@
 //! The rule. *Load* is requests in flight; the *window* holds the servers whose load is at most the least load + slack, slack =
 //! max(abs, rel × least). A match is worth its blocks, less the price of its server's *share*: for the requests that it got above its fair
 //! share lately, and for the prompt work that it got above its fair share, in proportion to what this request would add. A match that
-//! *continues*, ending where an earlier prompt ended, pays for requests in proportion to what is to be computed, and in all at most
-//! `busy_price` for each request in flight on the average server. Following it to a busier server costs a price for load as well: none at
-//! the window's near end, `load_price` at its far end. Prices for requests and load are in mean prompts, of the last 256.
+//! *continues*, ending where an earlier prompt ended, pays for requests in proportion to what is to be computed. The price is at most
+//! `busy_price` for each request in flight on the average server; for what does not continue, `immunity` times the blocks to be computed
+//! more. Following a match to a busier server costs a price for load as well: none at the window's near end, `load_price` at its far end.
+//! Prices for requests and load are in mean prompts, of the last 256.
 //!
 //! Of the servers in the window, the one with the most worth after all prices wins if that is `min_match` blocks or more; of it and those
 //! that match as much and are worth `min_match` before the price for load, the one with the least load takes the request, waiting prompt
@@ -54,8 +55,10 @@ pub struct Numbers {
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
     pub share_prior: f64,
-    /// What goes on where an earlier prompt ended pays at most this for each request in flight on the average server, in mean prompts.
+    /// What a server's share costs at most for each request in flight on the average server, in mean prompts.
     pub busy_price: f64,
+    /// What does not continue pays at most so many times the blocks to be computed besides.
+    pub immunity: f64,
     /// 1: a prompt ends with its last whole block of the trace. 0: with its last block, as the router sees it.
     pub ends_whole: f64,
     /// Per block to be computed, for twice the fair share of work.
@@ -82,6 +85,7 @@ impl Default for Numbers {
             share_free_requests: 4.0,
             share_prior: 16.0,
             busy_price: 1.25,
+            immunity: 12.0,
             ends_whole: 0.0,
             work_price: 30.0,
             work_free: 0.03,
@@ -121,6 +125,7 @@ impl Numbers {
             "share_free_requests" => &mut self.share_free_requests,
             "share_prior" => &mut self.share_prior,
             "busy_price" => &mut self.busy_price,
+            "immunity" => &mut self.immunity,
             "ends_whole" => &mut self.ends_whole,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
@@ -130,7 +135,8 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, busy_price, ends_whole, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                     share_free_requests, share_prior, busy_price, immunity, ends_whole, work_price, work_free, \
+                     work_free_tokens, horizon or request_tokens"
                 ));
             }
         };
@@ -231,11 +237,12 @@ impl KvRule {
     }
 
     /// The price of the server's share, in the router's blocks; for requests, the `part` of it.
-    fn share_price(&self, server: usize, to_compute: f64, part: f64, load_mean: f64) -> f64 {
+    fn share_price(&self, server: usize, to_compute: f64, part: f64, continues: bool, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
-        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
+        let known = if continues { 1.0 } else { fair_requests / (fair_requests + n.share_prior) };
+        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0) * known;
         let requests = self.requests_over[server] - free;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
         n.share_price * self.prompt_blocks * part * requests.max(0.0) / (fair_requests + n.share_prior)
@@ -259,9 +266,10 @@ impl KvRule {
             let to_compute = total - matched[server] as f64 * ROUTER_BLOCKS;
             let continues = matched[server] > 0 && self.ends.contains(&request.blocks[matched[server] - 1]);
             let part = if continues { to_compute / total } else { 1.0 };
-            let price = self.share_price(server, to_compute, part, mean);
-            let most = n.busy_price * self.prompt_blocks * mean;
-            matched[server] as f64 * ROUTER_BLOCKS - if continues { price.min(most) } else { price }
+            let price = self.share_price(server, to_compute, part, continues, mean);
+            let idle = if continues { 0.0 } else { n.immunity * to_compute };
+            let most = idle + n.busy_price * self.prompt_blocks * mean;
+            matched[server] as f64 * ROUTER_BLOCKS - price.min(most)
         };
         let load_price = |server: usize| {
             let above = self.load(server) - least;

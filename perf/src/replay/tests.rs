@@ -284,7 +284,7 @@ fn a_short_head_does_not_draw_everything_to_its_first_holder() {
     // above, costs two prompts: two blocks per request.
     let prompts: Vec<[u32; 2]> = (1..=40).map(|i| [0, i]).collect();
     let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
-    let dear = Numbers { load_price: 2.0, ..numbers() };
+    let dear = Numbers { load_price: 2.0, share_price: 0.0, ..numbers() };
     let went = spread(&mut rule(dear, 4), &prompts, 4);
     assert_eq!(went[..5], [0, 0, 0, 0, 1], "three above the idle ones cost 6, four cost 8");
     let on = |server| went.iter().filter(|&&on| on == server).count();
@@ -297,17 +297,20 @@ fn a_short_head_does_not_draw_everything_to_its_first_holder() {
 
 #[test]
 fn a_server_far_above_its_share_of_requests_loses_short_matches() {
-    // Load is no reason here; all share 32 of their 40 blocks, and none goes on where another ended. After 10 requests the server
-    // is 5 above the fair 5, of which 4.05 are free: 20 × 40 × 0.95 ÷ 21 is more than 32 blocks; one less costs 17.8.
-    let even = Numbers { load_price: 0.0, slack_abs: 1000.0, ..numbers() };
+    // Load is no reason here; all share 32 of their 40 blocks, and none goes on where another ended. After 9 requests the server
+    // is 4.5 above the fair 4.5, of which 4.045 are free: 20 × 40 × 0.455 ÷ 4.5 is more than 32 blocks; one less costs nothing.
+    let even = Numbers { load_price: 0.0, slack_abs: 1000.0, share_prior: 0.0, ..numbers() };
     let prompts: Vec<[u32; 5]> = (4..44).map(|own| [0, 1, 2, 3, own]).collect();
     let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
     let went = spread(&mut rule(even, 2), &prompts, 2);
-    assert_eq!(went[..10], [0; 10]);
+    assert_eq!(went[..9], [0; 9]);
     // Then one goes to the other server; both hold the head, and it catches up.
-    assert_eq!(went[10..20], [1; 10], "{went:?}");
+    assert_eq!(went[9..18], [1; 9], "{went:?}");
     let careless = Numbers { share_price: 0.0, ..even };
     assert_eq!(spread(&mut rule(careless, 2), &prompts, 2), [0; 40]);
+    // What is all but alike pays little: for eight blocks to be computed, three times as many at most, as if nothing ran there.
+    let immune = Numbers { immunity: 3.0, busy_price: 0.0, ..even };
+    assert_eq!(spread(&mut rule(immune, 2), &prompts, 2), [0; 40]);
 }
 
 #[test]
@@ -451,7 +454,7 @@ fn nine_prompts_on_two_engines_of_five_are_reused() {
 fn the_dispatcher_decides_as_the_rule_says() {
     // Conversations that grow, restart and share heads, on engines that queue; whole blocks, so that both count alike.
     // Which of the rule's finer points decided something.
-    let mut mattered = [false; 2];
+    let mut mattered = [false; 3];
     for seed in 0..8 {
         let mut rng = rng::Rng::new(seed);
         let mut next_block = 40;
@@ -482,12 +485,13 @@ fn the_dispatcher_decides_as_the_rule_says() {
         assert!(real == rule, "seed {seed}: {:?} and {:?}", real.requests, rule.requests);
         let none = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
         let uncapped = Numbers { busy_price: 1e9, ..Numbers::default() };
-        for (other, mattered) in [none, uncapped].into_iter().zip(&mut mattered) {
+        let immune = Numbers { immunity: 0.0, ..Numbers::default() };
+        for (other, mattered) in [none, uncapped, immune].into_iter().zip(&mut mattered) {
             let mut other = RouterKind::KvRule.router(&trace, &setting, other);
             *mattered |= simulate(&trace, &setting, other.as_mut()) != real;
         }
     }
-    assert_eq!(mattered, [true; 2], "prices, and the cap on them");
+    assert_eq!(mattered, [true; 3], "prices, and the caps on them");
 }
 
 #[derive(clap::Parser)]

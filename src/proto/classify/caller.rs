@@ -75,9 +75,15 @@ impl CallerRules {
         }
     }
 
-    /// The tier that the request names; empty when it names none.
-    pub fn tier<'a>(&self, head: &RequestHead, buf: &'a [u8]) -> &'a [u8] {
-        self.own(head, buf, &self.tier_field).unwrap_or_default()
+    /// The tier that the request names; empty when it names none. Two different ones are an error: the tier isolates.
+    pub fn tier<'a>(&self, head: &RequestHead, buf: &'a [u8]) -> Result<&'a [u8], &'static str> {
+        let Some(tier) = self.own(head, buf, &self.tier_field) else { return Ok(b"") };
+        let fields = head.fields().iter().filter(|field| field.kind == FieldKind::RouterOwn);
+        let mut others = fields.filter(|field| field.name.of(buf).eq_ignore_ascii_case(&self.tier_field));
+        match others.all(|field| field.value.of(buf) == tier) {
+            true => Ok(tier),
+            false => Err("two fields name different routing tiers; expected one"),
+        }
     }
 
     /// The session that the request's head names.
@@ -171,7 +177,11 @@ mod tests {
             Session::Key(value) => ("key", value),
             Session::MultiTurn(value) => ("multi-turn", value),
         };
-        assert_eq!(rules.tier(&head, text).is_empty(), !fields.contains("Tier"));
+        match fields.matches("Tier").count() {
+            0 => assert_eq!(rules.tier(&head, text), Ok(&b""[..])),
+            1 => assert_eq!(rules.tier(&head, text), Ok(&b"gold"[..])),
+            _ => assert_eq!(rules.tier(&head, text).is_ok(), !fields.contains("silver")),
+        }
         Some((kind.to_owned(), String::from_utf8_lossy(value).into_owned()))
     }
 
@@ -191,6 +201,8 @@ mod tests {
             found(&["X-Lifeboat-Session-Id:   \r\n", "X-Lifeboat-Tier: gold\r\n", key]),
             some("key", "k2")
         );
+        found(&["X-Lifeboat-Tier: gold\r\n", "x-lifeboat-tier: silver\r\n", "X-Api-Key: Tier\r\n"]);
+        found(&["X-Lifeboat-Tier: gold\r\n", "X-Lifeboat-Tier: gold\r\n"]);
         assert_eq!(found(&["Authorization: short\r\n", "X-Api-Key:\r\n"]), None);
     }
 

@@ -76,6 +76,8 @@ pub struct Reading<'a> {
     pub has_prompt: bool,
     /// Bytes of the prompt as they stand in the body, without long media and token ids.
     pub prompt_bytes: u64,
+    /// Images, sound or other media are part of the prompt: their tokens cannot be told from bytes.
+    pub has_media: bool,
     /// Tokens of the prompt that came as token ids.
     pub token_ids: u64,
     /// `prompt_cache_key`, else `conversation` or its `id`, else `user`; unescaped, not empty, at most
@@ -194,6 +196,7 @@ fn read<'a>(
         return reading;
     }
     reading.has_prompt = true;
+    reading.has_media = prompt.outline.has_media;
     if !prompt.keys.as_ref().is_some_and(|keys| keys.is_of(rules.seed)) {
         prompt.keys = Some(Keys::new(rules.seed));
     }

@@ -68,10 +68,11 @@ impl Dispatcher {
     pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         if let Some(choice) = self.choose_spare(group, tried, wanted) {
+            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }
-        let ticket = self.wait(now, group, tried, None);
+        let ticket = self.wait(now, group, wanted, None);
         let place = Place { since: now, shard: ShardId::HOME, ticket };
         match self.line_up(group, place, tried) {
             Ok(()) => Decision::Wait(ticket),

@@ -59,6 +59,10 @@ impl Pool {
             })
             .collect();
         let loads = Loads::of(candidates.iter().map(|c| (c.weight, c.in_flight))).unwrap();
+        if self.weights.iter().all(|weight| *weight == self.weights[0]) {
+            let equals = Loads::of_equals(self.weights[0], candidates.iter().map(|c| c.in_flight));
+            assert_eq!(equals, Some(loads));
+        }
         let mut holders: Vec<Candidate> = candidates.iter().filter(|c| c.matched > 0).copied().collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.matched));
         let policy = KvAware { rules: &self.rules, balance: &self.balance, blocks };
@@ -163,6 +167,16 @@ fn an_idle_pool_spreads_what_shares_no_more_than_a_head() {
     assert_eq!(got, [10; 4]);
 }
 
+/// What differs in little more than a last question is brought together, as long as there is room for it.
+#[test]
+fn an_idle_pool_brings_together_what_is_all_but_alike() {
+    let mut pool = Pool::new(4);
+    for _ in 0..50 {
+        assert_eq!(pool.choose(32, &[0, 0, 31, 0]), (2, HIT));
+        pool.dispatch(2, 64);
+    }
+}
+
 /// A conversation in an idle pool stays where it is, however long it goes on.
 #[test]
 fn an_idle_pool_leaves_conversations_where_they_are() {
@@ -208,4 +222,10 @@ fn a_head_that_all_hold_goes_to_the_least_busy() {
     }
     pool.in_flight = vec![2, 0];
     assert_eq!(pool.choose(90, &[3, 3]), (1, HIT));
+}
+
+#[test]
+fn nobody_has_no_load() {
+    assert_eq!(Loads::of(std::iter::empty()), None);
+    assert_eq!(Loads::of_equals(ONE, std::iter::empty()), None);
 }

@@ -54,15 +54,6 @@ pub struct Prompt {
     keys: Option<Keys>,
 }
 
-impl Prompt {
-    /// Forgets the last prompt and gives back memory beyond `bytes` per buffer; there are five.
-    pub fn release(&mut self, bytes: usize) {
-        self.blocks.clear();
-        self.blocks.shrink_to(bytes / 8);
-        self.outline.release(bytes);
-    }
-}
-
 /// What a body says of itself and of its prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading<'a> {

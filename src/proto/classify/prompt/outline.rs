@@ -162,16 +162,6 @@ impl Outline {
         self.members.clear();
     }
 
-    /// Gives memory back beyond `bytes` per buffer.
-    pub fn release(&mut self, bytes: usize) {
-        self.clear();
-        self.spare.clear();
-        self.segments.shrink_to(bytes / size_of::<Segment>());
-        self.spare.shrink_to(bytes / size_of::<Segment>());
-        self.members.shrink_to(bytes / size_of::<Member>());
-        self.scratch.shrink_to(bytes);
-    }
-
     #[inline]
     fn push(&mut self, lead: Lead, place: Place, start: usize, len: usize) {
         self.segments.push(Segment { start: start as u32, len: len as u32, lead, place });

@@ -512,9 +512,14 @@ mod tests {
     fn conversations_are_checked_number_and_all_in_every_split() {
         let recipe = Recipe { body_len: 1024, answer: Answer::Chat { conversation: 0, turn: 1 } };
         let script = Arc::new(prompts::Script::new("h", "/", 1024).expect("fits"));
-        let (mut talk, mut begun) = (prompts::Talk::new(&script), 41);
-        talk.next(&mut begun);
-        let (wire, _) = talk.next(&mut begun);
+        let mut talks = prompts::Talks::new(&script, 1);
+        let wire = loop {
+            let (talk, wire, turn) = talks.draw();
+            talks.put_back(talk);
+            if turn == 1 {
+                break wire;
+            }
+        };
         let expected =
             payload::response("200 OK", "application/json", &prompts::answer_body(1024, 1).expect("fits"));
         for cut in 0..=wire.len() {
@@ -536,12 +541,17 @@ mod tests {
     #[test]
     fn turns_that_come_to_the_server_of_the_last_are_counted() {
         let script = Arc::new(prompts::Script::new("h", "/", 1024).expect("fits"));
-        let (mut talk, mut begun, mut b) = (prompts::Talk::new(&script), 0, backend());
+        // Of two talks, one is kept back.
+        let mut talks = prompts::Talks::new(&script, 1);
+        let (_kept, ..) = talks.draw();
+        let mut b = backend();
         let mut counts = Vec::new();
         // Two conversations: one at server 1 all the time, one that goes to the other for its third turn and stays there.
         for listener in [1, 1, 1, 1, 0, 0, 1, 1] {
             let (mut c, mut actions) = (ServerConnection::new(listener), Vec::new());
-            c.feed(&talk.next(&mut begun).0, 1, &mut b, &mut actions);
+            let (talk, request, _) = talks.draw();
+            talks.put_back(talk);
+            c.feed(&request, 1, &mut b, &mut actions);
             counts.push((b.counts.turns_later, b.counts.turns_at_home));
         }
         assert_eq!(counts, [(0, 0), (1, 1), (2, 2), (3, 3), (3, 3), (4, 4), (5, 4), (6, 5)]);

@@ -48,7 +48,7 @@ pub type Probe = Box<dyn FnMut() -> Result<Snapshot, String> + Send>;
 pub enum Traffic {
     /// The same request each time, head and body.
     Same { request: Arc<[u8]>, expect: Expect },
-    /// Conversations, on each connection one after the other.
+    /// Conversations, twice as many at a time as connections, in an order by lot.
     Talks(Arc<Script>),
 }
 

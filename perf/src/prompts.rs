@@ -6,8 +6,8 @@
 //! to there and nowhere behind it. A body is text as clients write it: words, and an escape about every fifty bytes.
 //!
 //! *Invariant*: a body is a pure function of size, turn and number. The mean length over a conversation's turns is its size.
-//! *Bound and cost*: a connection owns its four requests, and writes the next number into them in place: no copy, no
-//! formatting per request, and the same number is never sent twice within a plan (of fewer than 10^8 conversations).
+//! *Bound and cost*: a conversation owns its four requests, and the next one in its place writes its number into them: no
+//! copy, no formatting per request. A number is never sent twice within a plan (of fewer than 10^8 conversations).
 //! *Errors*: a size too small for its envelope, or too large, is refused with what was expected.
 
 use std::sync::Arc;
@@ -211,6 +211,12 @@ impl Script {
         Ok(Script { lines })
     }
 
+    fn talk(&self) -> Talk {
+        // Buffers of its own.
+        let requests = self.lines.iter().map(|line| Arc::from(&line.request[..])).collect();
+        Talk { requests, turn: 0, number: 0 }
+    }
+
     /// What the answer to `turn` must be.
     pub fn expect(&self, turn: u32) -> &Expect {
         &self.lines[turn as usize].expect
@@ -220,41 +226,60 @@ impl Script {
 /// Name of a recipe's field for the conversation's number, and what stands before the number.
 pub const CONVERSATION: &str = "conversation=";
 
-/// The conversations of one connection, one after the other.
+/// One conversation at a time: when it is over, the next begins.
 #[derive(Debug)]
 pub struct Talk {
-    script: Arc<Script>,
     requests: Vec<Arc<[u8]>>,
     /// Turn of the next request.
     turn: u32,
     number: u32,
 }
 
-impl Talk {
-    pub fn new(script: &Arc<Script>) -> Talk {
-        Talk {
-            script: script.clone(),
-            requests: script.lines.iter().map(|line| Arc::from(&line.request[..])).collect(),
-            turn: 0,
-            number: 0,
-        }
+/// The conversations of a plan. Each waits until it is drawn, says one request on whatever connection that is for, and
+/// waits again when it has its answer.
+#[derive(Debug)]
+pub struct Talks {
+    script: Arc<Script>,
+    waiting: Vec<Talk>,
+    /// Conversations begun.
+    begun: u32,
+    seed: u32,
+}
+
+impl Talks {
+    /// Twice as many as `connections`, so that as many wait as have a request under way.
+    pub fn new(script: &Arc<Script>, connections: u32) -> Talks {
+        let waiting = (0..2 * connections).map(|_| script.talk()).collect();
+        Talks { script: script.clone(), waiting, begun: 0, seed: 0x2545_f491 }
     }
 
-    /// The next request and its turn. `begun` counts the conversations of all connections; a new one takes the next number.
-    pub fn next(&mut self, begun: &mut u32) -> (Arc<[u8]>, u32) {
-        let turn = self.turn;
+    /// One that waits, drawn by lot (a fixed order would be in step with a proxy that takes its servers in turn), with its
+    /// next request and the turn this is.
+    pub fn draw(&mut self) -> (Talk, Arc<[u8]>, u32) {
+        self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let at = (self.seed >> 8) as usize % self.waiting.len().max(1);
+        // None waits when many were lost with their connections.
+        let mut talk =
+            if self.waiting.is_empty() { self.script.talk() } else { self.waiting.swap_remove(at) };
+        let turn = talk.turn;
         if turn == 0 {
-            *begun += 1;
-            self.number = *begun;
+            self.begun += 1;
+            talk.number = self.begun;
         }
-        self.turn = (turn + 1) % TURNS;
-        let request = &mut self.requests[turn as usize];
+        talk.turn = (turn + 1) % TURNS;
+        let request = &mut talk.requests[turn as usize];
         // In place: its last sending is long over. Were it not, this would make a copy.
         let bytes = Arc::make_mut(request);
         for at in self.script.lines[turn as usize].numbers_at {
-            bytes[at..at + NUMBER_LEN].copy_from_slice(&digits(self.number));
+            bytes[at..at + NUMBER_LEN].copy_from_slice(&digits(talk.number));
         }
-        (request.clone(), turn)
+        let request = request.clone();
+        (talk, request, turn)
+    }
+
+    /// It has its answer.
+    pub fn put_back(&mut self, talk: Talk) {
+        self.waiting.push(talk);
     }
 }
 
@@ -337,35 +362,50 @@ mod tests {
     #[test]
     fn talks_take_turns_and_never_share_a_number() {
         let script = Arc::new(Script::new("h", "/v1/chat/completions", 2048).expect("fits"));
-        let (mut one, mut other, mut begun) = (Talk::new(&script), Talk::new(&script), 0);
-        let mut seen = Vec::new();
-        for _ in 0..5 {
-            for talk in [&mut one, &mut other] {
-                let (request, turn) = talk.next(&mut begun);
-                let (head, sent) = split(&request);
-                let recipe = head.lines().find_map(|line| line.strip_prefix("X-Perf: ")).expect("a recipe");
-                let recipe = Recipe::parse(recipe).expect("readable");
-                let Answer::Chat { conversation, turn: said } = recipe.answer else { panic!("{recipe:?}") };
-                let mut expected = body(2048, turn).expect("fits");
-                let at = number_at(2048);
-                expected[at..at + NUMBER_LEN].copy_from_slice(&digits(conversation));
-                assert_eq!((said, sent), (turn, &expected[..]));
-                seen.push((conversation, turn));
-            }
+        let mut talks = Talks::new(&script, 2);
+        let mut turns: Vec<Vec<u32>> = Vec::new();
+        let mut order = Vec::new();
+        for _ in 0..50 {
+            let (talk, request, turn) = talks.draw();
+            talks.put_back(talk);
+            let (head, sent) = split(&request);
+            let recipe = head.lines().find_map(|line| line.strip_prefix("X-Perf: ")).expect("a recipe");
+            let recipe = Recipe::parse(recipe).expect("readable");
+            let Answer::Chat { conversation, turn: said } = recipe.answer else { panic!("{recipe:?}") };
+            let mut expected = body(2048, turn).expect("fits");
+            let at = number_at(2048);
+            expected[at..at + NUMBER_LEN].copy_from_slice(&digits(conversation));
+            assert_eq!((said, sent), (turn, &expected[..]));
+            turns.resize(turns.len().max(conversation as usize), Vec::new());
+            turns[conversation as usize - 1].push(turn);
+            order.push(conversation);
         }
-        let expected = [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (2, 3), (3, 0), (4, 0)];
-        assert_eq!(seen, expected);
+        assert!(turns.iter().all(|turns| *turns == [0, 1, 2, 3][..turns.len()]), "{turns:?}");
+        assert!(turns.iter().filter(|turns| turns.len() < 4).count() <= 4, "four at a time: {turns:?}");
+        let gap = |n| order.iter().rposition(|&c| c == n).zip(order.iter().position(|&c| c == n));
+        let gaps: Vec<usize> = (1..=4).filter_map(gap).map(|(last, first)| last - first).collect();
+        assert!(gaps.iter().any(|&g| g != gaps[0]), "drawn by lot: {order:?}");
     }
 
     #[test]
     fn a_request_still_being_sent_is_not_written_over() {
         let script = Arc::new(Script::new("h", "/", 2048).expect("fits"));
-        let (mut talk, mut begun) = (Talk::new(&script), 0);
-        let (first, _) = talk.next(&mut begun);
+        let mut talks = Talks::new(&script, 1);
+        let (talk, first, _) = talks.draw();
         let before = first.to_vec();
-        for _ in 0..TURNS {
-            talk.next(&mut begun);
+        talks.put_back(talk);
+        for _ in 0..50 {
+            let (talk, ..) = talks.draw();
+            talks.put_back(talk);
         }
         assert_eq!(first[..], before[..]);
+    }
+
+    #[test]
+    fn lost_talks_are_made_good() {
+        let script = Arc::new(Script::new("h", "/", 2048).expect("fits"));
+        let mut talks = Talks::new(&script, 1);
+        let turns: Vec<u32> = (0..5).map(|_| talks.draw().2).collect();
+        assert_eq!((turns, talks.begun), (vec![0; 5], 5));
     }
 }

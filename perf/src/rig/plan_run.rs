@@ -16,7 +16,7 @@ use crate::clock::{self, S};
 use crate::http::Fault;
 use crate::load::{Arrivals, FAULTS_MAX, Open, Plan, Report, Schedule, Tally, Traffic};
 use crate::process::{self, Snapshot};
-use crate::prompts::Talk;
+use crate::prompts::Talks;
 
 /// Connects under way at once: below any listener's queue.
 const CONNECTING_MAX: u32 = 64;
@@ -38,8 +38,8 @@ pub(super) struct Load {
     pub(super) made: u32,
     pub(super) connecting: u32,
     pub(super) in_flight: u32,
-    /// Conversations begun.
-    pub(super) talks: u32,
+    /// Those of the plan's conversations that have no request under way; `None`: there are none.
+    pub(super) talks: Option<Talks>,
     pub(super) begun_ns: u64,
     pub(super) window_from_ns: u64,
     pub(super) before: Option<Snapshot>,
@@ -57,6 +57,10 @@ impl Rig {
             let _ = reply.send(Err("a plan is under way already".into()));
             return;
         }
+        let talks = match &plan.traffic {
+            Traffic::Same { .. } => None,
+            Traffic::Talks(script) => Some(Talks::new(script, plan.connections)),
+        };
         self.load = Some(Load {
             plan,
             reply,
@@ -67,7 +71,7 @@ impl Rig {
             made: 0,
             connecting: 0,
             in_flight: 0,
-            talks: 0,
+            talks,
             begun_ns: clock::now_ns(),
             window_from_ns: 0,
             before: None,
@@ -88,10 +92,13 @@ impl Rig {
                 let (Some(load), Some(c)) = (&mut self.load, self.slots[slot as usize].as_mut()) else {
                     return;
                 };
-                let Role::Client { open, reader, .. } = &mut c.role else { return };
+                let Role::Client { open, reader, talk, .. } = &mut c.role else { return };
                 if let Some(open) = open.take() {
                     load.tally.completed(&open, now_ns);
                     load.in_flight -= 1;
+                }
+                if let Some((talks, talk)) = load.talks.as_mut().zip(talk.take()) {
+                    talks.put_back(talk);
                 }
                 reader.reset();
                 if !keep_alive || !c.queue.is_empty() {
@@ -190,11 +197,7 @@ impl Rig {
         match socket(bind) {
             Ok(fd) => {
                 load.connecting += 1;
-                let talk = match &load.plan.traffic {
-                    Traffic::Same { .. } => None,
-                    Traffic::Talks(script) => Some(Talk::new(script)),
-                };
-                let role = Role::Client { reader: AnswerReader::new(), open: None, held, talk };
+                let role = Role::Client { reader: AnswerReader::new(), open: None, held, talk: None };
                 let slot = self.insert(Connection::new(fd, role, 0, target));
                 let Some(c) = self.slots[slot as usize].as_mut() else { return };
                 c.connecting = true;
@@ -313,10 +316,14 @@ impl Rig {
                 unreachable!("a slot that went is forgotten by the schedule")
             };
             if let Role::Client { open, talk, .. } = &mut c.role {
-                let (request, turn) = match (talk, &plan.traffic) {
-                    (Some(talk), _) => talk.next(talks),
-                    (None, Traffic::Same { request, .. }) => (request.clone(), 0),
-                    (None, Traffic::Talks(_)) => unreachable!("a connection made for such a plan has a talk"),
+                let (request, turn) = match (&plan.traffic, talks.as_mut()) {
+                    (Traffic::Same { request, .. }, _) => (request.clone(), 0),
+                    (Traffic::Talks(_), Some(talks)) => {
+                        let (drawn, request, turn) = talks.draw();
+                        *talk = Some(drawn);
+                        (request, turn)
+                    }
+                    (Traffic::Talks(_), None) => unreachable!("a plan with conversations begins with some"),
                 };
                 *open = Some(Open { intended_ns, last_event_ns: intended_ns, turn });
                 c.queue.push_back(Payload::Shared(request));

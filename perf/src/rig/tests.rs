@@ -122,9 +122,9 @@ fn conversations_come_back_on_each_connection() {
     let report = rig.run(talks).expect("runs");
     assert_eq!((report.completed_in_all, report.faults.len()), (23, 0), "{:?}", report.examples);
     assert_eq!(report.backend.refused, 0, "{:?}", report.backend.example);
-    // Of 23 requests of three connections, six to nine begin a conversation of four.
+    // Six conversations at a time, of four requests each: of 23 requests, 6 to 10 begin one.
     let later = report.backend.turns_later;
-    assert!((14..=17).contains(&later) && report.backend.turns_at_home == later, "{later}");
+    assert!((13..=17).contains(&later) && report.backend.turns_at_home == later, "{later}");
 }
 
 #[test]

@@ -22,7 +22,8 @@
 //!
 //! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
 //! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
-//! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau.
+//! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau; the
+//! caps, by requests over the wire too (`tests/field_routing.rs`): in that traffic pools are seldom idle and ends of prompts seldom seen.
 
 use super::balance::Balance;
 use super::policy::Candidate;

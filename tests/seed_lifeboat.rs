@@ -325,7 +325,7 @@ mod kv_aware {
     /// never allowed to become a hot spot."
     #[test]
     fn a_popular_prefix_makes_no_hot_spot() {
-        hot_spot(&[], 6.0, 1.0);
+        hot_spot(&[], 12.0, 1.0);
         hot_spot(&["kv = { affinity_slack_abs = 2, affinity_slack_rel = 0.25 }"], 2.0, 0.25);
     }
 

@@ -122,7 +122,7 @@ queue_timeout_ms = 8
 [pool.kv]
 block_bytes = 256
 min_match_blocks = 2
-affinity_slack_abs = 6.0
+affinity_slack_abs = 12.0
 affinity_slack_rel = 1.0
 kv_capacity_blocks = 0
 [[pool.server]]

@@ -13,7 +13,7 @@
 //!
 //! Prices are in prompts of the mean length that the pool gets: what is much for short ones is little for long ones.
 //!
-//! 1. The longest match that is worth at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
+//! 1. The match that is worth most, if at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
 //!    hide a prompt's shared head. Of the servers in the window that match equally long, the one with the least load, prompt
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one

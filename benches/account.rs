@@ -1,6 +1,8 @@
 //! What watching an answer for its engine's report costs, in instructions. Run as `benches/http1.rs` is:
 //! `scripts/bench-instructions --bench account`.
 
+mod harness;
+
 use std::hint::black_box;
 
 use ringway::proto::account::{Usage, UsageScan};
@@ -62,34 +64,5 @@ impl Bench {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |key: &str| args.iter().position(|arg| arg == key).and_then(|i| args.get(i + 1));
-    let mut bench = Bench::new();
-    match (value("--case"), value("--rounds")) {
-        (Some(case), Some(rounds)) => {
-            let found = CASES.iter().find(|(name, _)| name == case);
-            let (Some((_, round)), Ok(rounds)) = (found, rounds.parse::<u32>()) else {
-                let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
-                eprintln!(
-                    "--case {case} --rounds {rounds}: expected a number, and one of {}",
-                    names.join(", ")
-                );
-                std::process::exit(2);
-            };
-            for _ in 0..rounds {
-                round(&mut bench);
-            }
-        }
-        _ if args.iter().any(|arg| arg == "--list-cases") => {
-            for (name, _) in CASES {
-                println!("{name}");
-            }
-        }
-        _ => {
-            for (_, round) in CASES {
-                round(&mut bench);
-            }
-            println!("account: {} cases ran once; scripts/bench-instructions counts them", CASES.len());
-        }
-    }
+    harness::run("account", CASES, Bench::new);
 }

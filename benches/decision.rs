@@ -4,6 +4,8 @@
 //! `scripts/bench-instructions --bench decision` counts each case under callgrind. Run without arguments (as `cargo test`
 //! does) each case goes once and its result is checked; `--case NAME --rounds N` runs one.
 
+mod harness;
+
 use std::hint::black_box;
 
 use memchr::{memchr2, memmem};
@@ -262,34 +264,5 @@ impl Bench {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |key: &str| args.iter().position(|arg| arg == key).and_then(|i| args.get(i + 1));
-    let mut bench = Bench::new();
-    match (value("--case"), value("--rounds")) {
-        (Some(case), Some(rounds)) => {
-            let Some((_, round)) = CASES.iter().find(|(name, _)| name == case) else {
-                let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
-                eprintln!("--case {case}: expected one of {}", names.join(", "));
-                std::process::exit(2);
-            };
-            let rounds: u32 = rounds.parse().unwrap_or_else(|_| {
-                eprintln!("--rounds {rounds}: expected a number");
-                std::process::exit(2);
-            });
-            for _ in 0..rounds {
-                round(&mut bench);
-            }
-        }
-        _ if args.iter().any(|arg| arg == "--list-cases") => {
-            for (name, _) in CASES {
-                println!("{name}");
-            }
-        }
-        _ => {
-            for (_, round) in CASES {
-                round(&mut Bench::new());
-            }
-            println!("decision: {} cases ran once; scripts/bench-instructions counts them", CASES.len());
-        }
-    }
+    harness::run("decision", CASES, Bench::new);
 }

@@ -4,6 +4,9 @@
 //! `cargo test` does) each case goes some rounds, its result is checked and its allocations are counted;
 //! `scripts/bench-instructions --bench memory` counts instructions.
 
+mod harness;
+
+use harness::Order;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,7 +142,9 @@ impl Bench {
     fn lookup(&mut self) {
         let of = self.round % 64;
         self.round += 1;
-        self.memory.lookup(POOL, black_box(&self.known[of as usize]), &mut self.matches);
+        self.memory.find_matches(POOL, black_box(&self.known[of as usize]));
+        self.matches.clear();
+        self.matches.extend(self.memory.matches(POOL));
         let best = Match { backend: BackendId((of % self.servers) as u16), blocks: BLOCKS as u32 };
         assert_eq!(self.matches[0], best);
         assert_eq!(self.matches.len() as u64, if self.shared > 0 { self.servers } else { 1 });
@@ -149,7 +154,9 @@ impl Bench {
     fn best(&mut self) {
         let of = self.round % 64;
         self.round += 1;
-        self.memory.lookup_best(POOL, black_box(&self.known[of as usize]), 2, |_| true, &mut self.matches);
+        self.memory.find_matches(POOL, black_box(&self.known[of as usize]));
+        self.matches.clear();
+        self.matches.extend(self.memory.matches(POOL).next());
         let best = Match { backend: BackendId((of % self.servers) as u16), blocks: BLOCKS as u32 };
         assert_eq!(self.matches, [best]);
     }
@@ -189,7 +196,9 @@ impl Bench {
     /// A prompt that nobody has seen, by one of ten clients: looked up, recorded, and as much evicted.
     fn fresh(&mut self) {
         self.fresh_prompt();
-        self.memory.lookup(POOL, black_box(&self.blocks), &mut self.matches);
+        self.memory.find_matches(POOL, black_box(&self.blocks));
+        self.matches.clear();
+        self.matches.extend(self.memory.matches(POOL));
         let blocks = std::mem::take(&mut self.blocks);
         let matched = self.record(self.round % self.servers, self.round % 10, black_box(&blocks));
         assert!(matched as usize <= self.shared);
@@ -199,7 +208,9 @@ impl Bench {
     /// As `fresh`, announced before.
     fn announced(&mut self) {
         self.fresh_prompt();
-        self.memory.lookup(POOL, black_box(&self.blocks), &mut self.matches);
+        self.memory.find_matches(POOL, black_box(&self.blocks));
+        self.matches.clear();
+        self.matches.extend(self.memory.matches(POOL));
         let blocks = std::mem::take(&mut self.blocks);
         let server = self.round % self.servers;
         self.memory.announce(BackendId(server as u16), black_box(&blocks));
@@ -210,31 +221,15 @@ impl Bench {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let value = |key: &str| args.iter().position(|arg| arg == key).and_then(|i| args.get(i + 1));
-    match (value("--case"), value("--rounds")) {
-        (Some(case), Some(rounds)) => {
-            let Some((_, servers, capacity, shared, round)) = CASES.iter().find(|(name, ..)| name == case)
-            else {
-                let names: Vec<&str> = CASES.iter().map(|(name, ..)| *name).collect();
-                eprintln!("--case {case}: expected one of {}", names.join(", "));
-                std::process::exit(2);
-            };
-            let rounds: u32 = rounds.parse().unwrap_or_else(|_| {
-                eprintln!("--rounds {rounds}: expected a number");
-                std::process::exit(2);
-            });
+    match harness::order(CASES.iter().map(|(name, ..)| *name)) {
+        Order::Rounds(case, rounds) => {
+            let (_, servers, capacity, shared, round) = &CASES[case];
             let mut bench = Bench::new(*servers, *capacity, *shared);
             for _ in 0..rounds {
                 round(&mut bench);
             }
         }
-        _ if args.iter().any(|arg| arg == "--list-cases") => {
-            for (name, ..) in CASES {
-                println!("{name}");
-            }
-        }
-        _ => {
+        Order::Try => {
             for (name, servers, capacity, shared, round) in CASES {
                 // Unoptimised, the large ones take too long to fill.
                 let mut bench = Bench::new((*servers).min(70), (*capacity).min(8192), *shared);

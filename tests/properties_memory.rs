@@ -224,7 +224,6 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
     }
     let mut universe = BTreeSet::new();
     let mut now = 1000_u64;
-    let mut out = Vec::new();
     for act in acts {
         // Some touches share their time.
         now += u64::from(!now.is_multiple_of(3)) + 1;
@@ -249,7 +248,11 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
                 *server
             }
             Act::Drop { server, late, blocks, keep } => {
-                memory.drop_tail(stamp(late, 1), BackendId(*server), blocks, *keep as u32);
+                memory.drop_blocks(
+                    stamp(late, 1),
+                    BackendId(*server),
+                    blocks.get(*keep..).unwrap_or_default(),
+                );
                 models[*server as usize].drop_tail(stamp(late, 1), blocks, *keep);
                 *server
             }
@@ -275,16 +278,8 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
                 *server
             }
             Act::Lookup { blocks } => {
-                memory.lookup(POOL, blocks, &mut out);
-                let wanted = naive_lookup(&models, blocks);
-                assert_eq!(out, wanted);
-                // Of every second server, those with the most, at least two blocks.
-                let fits = |backend: BackendId| backend.0 % 2 == 1;
-                let fitting: Vec<Match> = wanted.into_iter().filter(|m| fits(m.backend)).collect();
-                let most = fitting.first().map_or(2, |m| m.blocks.max(2));
-                let best: Vec<Match> = fitting.into_iter().filter(|m| m.blocks >= most).collect();
-                memory.lookup_best(POOL, blocks, 2, fits, &mut out);
-                assert_eq!(out, best);
+                memory.find_matches(POOL, blocks);
+                assert_eq!(memory.matches(POOL).collect::<Vec<_>>(), naive_lookup(&models, blocks));
                 continue;
             }
         };
@@ -292,8 +287,8 @@ fn play(servers: u16, capacity: u32, acts: &[Act]) {
         compare(&memory, BackendId(touched), &models[touched as usize], &universe);
     }
     for block in universe.into_iter().take(100) {
-        memory.lookup(POOL, &[block], &mut out);
-        assert_eq!(out, naive_lookup(&models, &[block]));
+        memory.find_matches(POOL, &[block]);
+        assert_eq!(memory.matches(POOL).collect::<Vec<_>>(), naive_lookup(&models, &[block]));
     }
 }
 

@@ -149,7 +149,6 @@ struct World {
     started: u64,
     /// Prompts that somebody may remember.
     prompts: BTreeSet<(u64, u64)>,
-    matches: Vec<Match>,
     requests: u64,
     told: u64,
     told_words: u64,
@@ -188,7 +187,6 @@ impl World {
             sessions: Vec::new(),
             started: 0,
             prompts: BTreeSet::new(),
-            matches: Vec::new(),
             requests: 0,
             told: 0,
             told_words: 0,
@@ -256,8 +254,8 @@ impl World {
         }
         let at = self.clocks[shard].max(self.now.saturating_sub(TURN_NS_MAX));
         self.clocks[shard] = at;
-        self.replicas[shard].lookup_best(POOL, blocks, BLOCKS_MIN, |_| true, &mut self.matches);
-        let best = self.matches.first().copied();
+        self.replicas[shard].find_matches(POOL, blocks);
+        let best = self.replicas[shard].matches(POOL).next().filter(|best| best.blocks >= BLOCKS_MIN);
         let server = best.map_or_else(
             || {
                 self.wheels[shard] += 1;

@@ -51,7 +51,7 @@ pub enum Message {
     /// `judged`, then the highest shard, holds on every shard. `level` counts the benchings since the last success.
     Bench { backend: BackendId, until: Nanos, judged: Nanos, level: u8, by: ShardId },
     /// What the sender has sent to `backend` for a group, so far; wheels and balances of peers follow.
-    Turned { group: GroupId, backend: BackendId, sent: Sent },
+    Sent { group: GroupId, backend: BackendId, sent: Sent },
     /// The sender's client connections.
     Connections { count: u32 },
     /// From home: whether nothing can be admitted for `group` just now.

@@ -1,10 +1,18 @@
-//! A request's hold on its server: the permit, and the prompt work that is waited for there.
+//! A request's hold on its server: the permit, the prompt work that is waited for there, and the ear for what the engine
+//! reports of it.
 //!
-//! *Invariant*: both are given back once, however the request ends.
+//! *Invariant*: the permit and the work are given back once, however the request ends; so is what was reported until then heeded, be it
+//! that the client left before the answer's last byte.
+//! *Bound and cost*: one allocation where a report is worth reading.
+//! *Source*: the Lifeboat rules, sections 3 and 5.7.
 
 use std::rc::Rc;
 
+use super::asked::Asked;
 use super::state::Shard;
+use super::truth;
+use crate::proto::account::usage::UsageScan;
+use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Belief, Outcome};
 use crate::proto::ids::BackendId;
 
@@ -17,12 +25,21 @@ pub struct Held {
     pub belief: Option<Belief>,
     /// … whose tokens are still to be computed.
     prefilling: bool,
+    report: Option<Box<Report>>,
+}
+
+/// What is read of the engine's report.
+struct Report {
+    asked: Asked,
+    /// Full blocks of the prompt.
+    blocks: usize,
+    scan: UsageScan,
 }
 
 impl Held {
     /// The permit was just taken.
     pub fn new(shard: &Rc<Shard>, backend: BackendId) -> Held {
-        Held { shard: shard.clone(), backend, open: true, belief: None, prefilling: false }
+        Held { shard: shard.clone(), backend, open: true, belief: None, prefilling: false, report: None }
     }
 
     /// The request was counted as prompt work.
@@ -39,18 +56,37 @@ impl Held {
         }
     }
 
+    /// From now on the answer is listened to for what it says of the prompt, of so many full blocks.
+    pub fn listen(&mut self, asked: Asked, blocks: usize, api: Api) {
+        self.report = Some(Box::new(Report { asked, blocks, scan: UsageScan::new(api) }));
+    }
+
+    /// The next bytes of the answer's body, as they came.
+    pub fn hear(&mut self, piece: &[u8]) {
+        if let Some(report) = &mut self.report {
+            report.scan.feed(piece);
+        }
+    }
+
     pub fn done(mut self, outcome: Outcome) {
-        self.open = false;
+        self.end(outcome);
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        if !std::mem::take(&mut self.open) {
+            return;
+        }
         self.prefilled();
+        if let Some(mut report) = self.report.take() {
+            let usage = report.scan.finish();
+            truth::heed(&self.shard, &report.asked, self.backend, self.belief, report.blocks, &usage);
+        }
         self.shard.done(self.backend, outcome);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.open {
-            self.prefilled();
-            self.shard.done(self.backend, Outcome::Neutral);
-        }
+        self.end(Outcome::Neutral);
     }
 }

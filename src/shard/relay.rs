@@ -16,10 +16,8 @@ use super::held::Held;
 use super::intake::Intake;
 use super::reply::{self, Known};
 use super::session::{After, Desk, refuse};
-use super::truth;
 use super::upstream::{Kind, Upstream};
 use crate::clock::Nanos;
-use crate::proto::account::usage::UsageScan;
 use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
 use crate::proto::error::Rejection;
@@ -41,8 +39,6 @@ pub struct Exchange {
     /// The request went out whole.
     sent: bool,
     dispatched: Nanos,
-    /// Reads what the engine says of the prompt, where that is of use.
-    usage: Option<Box<UsageScan>>,
 }
 
 impl Exchange {
@@ -54,18 +50,13 @@ impl Exchange {
         sent: bool,
         dispatched: Nanos,
     ) -> Exchange {
-        let (held, upstream) = (Some(held), Some(upstream));
-        Exchange { held, upstream, placement, asked, sent, dispatched, usage: None }
+        Exchange { held: Some(held), upstream: Some(upstream), placement, asked, sent, dispatched }
     }
 
     /// The server has said all it has to say: it may have its next request.
     fn server_done(&mut self, client: &Client, desk: &Desk, surplus: bool) {
         let shard = &client.shard;
         if let Some(held) = self.held.take() {
-            if let Some(mut usage) = self.usage.take() {
-                let (backend, blocks) = (self.placement.backend, desk.prompt.blocks.len());
-                truth::heed(shard, &self.asked, backend, held.belief, blocks, &usage.finish());
-            }
             held.done(outcome(desk.reply.status));
         }
         let upstream = self.upstream.take().expect("the server is done once");
@@ -166,10 +157,12 @@ pub async fn relay(
     let mut reader = BodyReader::new(desk.reply.framing);
     let prefix = &shard.limits.head.router_prefix;
     let first = &rx[desk.reply.head_len..];
-    if exchange.asked.wants_usage(&shard.catalog.borrow()) && desk.reply.content_encoding.is_none() {
-        let mut usage = Box::new(UsageScan::new(api));
-        usage.feed(first);
-        exchange.usage = Some(usage);
+    if let Some(held) = &mut exchange.held
+        && exchange.asked.wants_usage(&shard.catalog.borrow())
+        && desk.reply.content_encoding.is_none()
+    {
+        held.listen(exchange.asked, desk.prompt.blocks.len(), api);
+        held.hear(first);
     }
     let mut taken = match pass(&mut reader, mode, first, prefix, &mut out) {
         Ok((taken, _)) => taken,
@@ -260,8 +253,8 @@ pub async fn relay(
         rx = buf;
         bulk = rx.len() == rx.capacity();
         taken = 0;
-        if let Some(usage) = &mut exchange.usage {
-            usage.feed(&rx);
+        if let Some(held) = &mut exchange.held {
+            held.hear(&rx);
         }
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {

@@ -223,7 +223,7 @@ impl PrefixMemory {
         Some((member, domain))
     }
 
-    /// The engine turned out to hold less than its server was taken to: from the next recording on so many steps less
+    /// The engine turned out to hold less than its server was taken to: from the next new block on so many steps less
     /// ([`NARROWING`] each, at most [`NARROWED_MAX`]), oldest blocks first as ever. 0: all of the capacity.
     pub fn narrow(&mut self, server: BackendId, steps: u32) {
         if let Some(Some(member)) = self.members.get_mut(server.index()) {
@@ -310,48 +310,6 @@ impl PrefixMemory {
         })
     }
 
-    /// Puts every server of the domain that holds the first block into `out` (emptied first) with its number of matched
-    /// leading blocks, longest first; of equals those first that were configured first. Beside the pass over the prompt,
-    /// O(servers that match): see [`PrefixMemory::lookup_best`].
-    pub fn lookup(&mut self, domain: PoolId, blocks: &[u64], out: &mut Vec<Match>) {
-        out.clear();
-        let Some(Some(domain)) = self.domains.get_mut(domain.index()) else { return };
-        let Domain { index, slots, levels } = &mut **domain;
-        index.lookup(blocks, levels);
-        for level in levels.iter().rev() {
-            let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
-            out.extend(backends.map(|backend| Match { backend, blocks: level.blocks }));
-        }
-    }
-
-    /// Puts the servers that `fits` and that hold more leading blocks than any other that does into `out` (emptied first); none
-    /// if that is less than `blocks_min` blocks. `fits` is asked of servers by falling number of matched blocks, up to the last
-    /// of those with the most: so what a prompt costs whose head everyone holds, and whose tail one, depends little on the
-    /// number of servers.
-    pub fn lookup_best(
-        &mut self,
-        domain: PoolId,
-        blocks: &[u64],
-        blocks_min: u32,
-        mut fits: impl FnMut(BackendId) -> bool,
-        out: &mut Vec<Match>,
-    ) {
-        out.clear();
-        let Some(Some(domain)) = self.domains.get_mut(domain.index()) else { return };
-        let Domain { index, slots, levels } = &mut **domain;
-        index.lookup(blocks, levels);
-        let useful = levels.iter().rev().take_while(|level| level.blocks >= blocks_min);
-        for level in useful {
-            // A level of more than 64 slots comes in several pieces.
-            if out.first().is_some_and(|best| best.blocks > level.blocks) {
-                break;
-            }
-            let backends = level.slots().filter_map(|slot| slots[usize::from(slot)]);
-            let fitting = backends.filter(|backend| fits(*backend));
-            out.extend(fitting.map(|backend| Match { backend, blocks: level.blocks }));
-        }
-    }
-
     /// Leading blocks that the server is believed to hold.
     pub fn matched(&self, server: BackendId, blocks: &[u64]) -> u32 {
         self.members.get(server.index()).and_then(Option::as_ref).map_or(0, |m| m.memory.matched(blocks))
@@ -373,12 +331,11 @@ impl PrefixMemory {
         member.memory.record(&mut domain.index, member.slot, &mut self.found, stamp, client, blocks)
     }
 
-    /// The server holds less than was believed: forgets `blocks[keep..]` there, but for blocks touched later than `stamp`, the
-    /// stamp of the dispatch that showed it.
-    pub fn drop_tail(&mut self, stamp: Stamp, server: BackendId, blocks: &[u64], keep: u32) {
+    /// The server does not hold these blocks: forgets them there, but for those touched later than `stamp`, the stamp of the
+    /// dispatch that showed it.
+    pub fn drop_blocks(&mut self, stamp: Stamp, server: BackendId, blocks: &[u64]) {
         let Some((member, domain)) = self.member(server) else { return };
-        let tail = blocks.get(keep as usize..).unwrap_or_default();
-        member.memory.drop_blocks(&mut domain.index, member.slot, stamp, tail);
+        member.memory.drop_blocks(&mut domain.index, member.slot, stamp, blocks);
     }
 
     /// Figures of a server; all 0 for one that is in no domain.

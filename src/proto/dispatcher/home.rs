@@ -14,7 +14,7 @@ use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::error::Rejection;
 use crate::proto::ids::{BackendId, GroupId, ShardId, Ticket};
 use crate::proto::message::{Message, Tried, Urgency};
-use crate::proto::route::policy::{Affinity, Choice};
+use crate::proto::route::policy::Choice;
 use crate::proto::route::router::Router;
 
 /// Home's own state.
@@ -67,7 +67,7 @@ impl Dispatcher {
     /// A request of the home shard itself.
     pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
-        if let Some(choice) = self.choose_spare(group, tried, wanted) {
+        if let Some(choice) = self.choose_spare(group, wanted) {
             self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
@@ -85,16 +85,11 @@ impl Dispatcher {
     }
 
     /// The algorithm's choice among servers with a spare permit. Prompt blocks are those of the request at hand, or none.
-    fn choose_spare(&mut self, group: GroupId, tried: Tried, wanted: &Wanted<'_>) -> Option<Choice> {
-        let affinity = Affinity {
-            session: wanted.session,
-            memory: &self.memory,
-            ends: &self.ends,
-            blocks: wanted.blocks,
-        };
+    fn choose_spare(&mut self, group: GroupId, wanted: &Wanted<'_>) -> Option<Choice> {
+        let affinity = wanted.affinity(&self.memory, &self.ends);
         let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
         let room = |id, row: &Row| !row.gated() || ledger.spare(id) > 0;
-        self.router.pick(group, tried, affinity, &self.table, room)
+        self.router.pick(group, wanted.tried, affinity, &self.table, room)
     }
 
     /// Leases a permit to the home shard itself.
@@ -191,8 +186,8 @@ impl Dispatcher {
         let wanted = preferred
             .filter(|id| self.router.is_live(group, *id) && !tried.contains(*id) && self.spare(*id) > 0);
         // The asker turned its own wheel for `preferred`; another choice turns the wheel here.
-        let nothing = Wanted::default();
-        let mut other = || self.choose_spare(group, tried, &nothing).map(|choice| choice.backend);
+        let plain = Wanted { tried, ..Wanted::default() };
+        let mut other = || self.choose_spare(group, &plain).map(|choice| choice.backend);
         if let Some(backend) = wanted.or_else(&mut other) {
             let count = self.at_home().ledger.batch(backend);
             self.grant_to(place, backend, count);

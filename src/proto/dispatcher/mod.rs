@@ -19,6 +19,7 @@
 mod benching;
 mod home;
 mod lease;
+mod prompts;
 #[cfg(test)]
 mod tests;
 
@@ -30,12 +31,10 @@ use super::admission::queue::Queue;
 use super::admission::tickets::Tickets;
 use super::backend::bench::{BenchRules, Verdict};
 use super::backend::catalog::{Algorithm, Catalog, RoutingMode};
-use super::backend::prefix_memory::{
-    Ends, MemoryFigures, NARROWED_MAX, PrefixMemory, Stamp, Touch, TouchKind, TouchStage,
-};
+use super::backend::prefix_memory::{Ends, PrefixMemory};
 use super::backend::table::{BackendTable, Row};
 use super::error::Rejection;
-use super::ids::{BackendId, ClientId, GroupId, PoolId, ShardId, Ticket};
+use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
 use super::report::{CLIENTS_SHOWN_MAX, ShardReport};
 use super::route::policy::{Affinity, Choice};
@@ -43,13 +42,7 @@ use super::route::router::Router;
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use home::Home;
-
-/// Blocks by which report and belief may differ and be the same: engines cache in blocks of their own size, and compute the
-/// last token anyway. Or an eighth of what was believed.
-const REPORT_APART_BLOCKS: u32 = 4;
-
-/// How long a report that changed a server's memory is the last one.
-const REPORT_PAUSE_MS: u64 = 1_000;
+pub use prompts::{Belief, Prompted};
 
 /// What a dispatcher is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,24 +98,10 @@ pub struct Wanted<'a> {
     pub blocks: &'a [u64],
 }
 
-/// The prompt of a placed request.
-#[derive(Clone, Copy, Debug)]
-pub struct Prompted<'a> {
-    /// Whom its blocks are charged to.
-    pub client: ClientId,
-    /// Identities of its full blocks, in order.
-    pub blocks: &'a [u64],
-    /// Its length, estimated.
-    pub tokens: u64,
-}
-
-/// What is believed of a placed prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Belief {
-    /// Leading blocks that the server held before.
-    pub matched: u32,
-    /// Tokens that are to be computed.
-    pub work_tokens: u64,
+impl<'a> Wanted<'a> {
+    fn affinity(&self, memory: &'a PrefixMemory, ends: &'a Ends) -> Affinity<'a> {
+        Affinity { session: self.session, memory, ends, blocks: self.blocks }
+    }
 }
 
 /// The answer to a request.
@@ -273,11 +252,6 @@ impl Dispatcher {
         })
     }
 
-    /// The pool that such a request will be placed in, whatever the length of its input. `None`: it has no route.
-    pub fn route_pool(&self, model: Option<&[u8]>, tier: &[u8]) -> Option<PoolId> {
-        self.catalog.route(model, tier).map(|route| route.pool)
-    }
-
     /// Why nobody serves that model in that tier.
     fn unrouted(&self, model: Option<&[u8]>, tier: &[u8]) -> Rejection {
         let catalog = &self.catalog;
@@ -351,12 +325,7 @@ impl Dispatcher {
     fn request(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
-        let affinity = Affinity {
-            session: wanted.session,
-            memory: &self.memory,
-            ends: &self.ends,
-            blocks: wanted.blocks,
-        };
+        let affinity = wanted.affinity(&self.memory, &self.ends);
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
             self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
@@ -507,88 +476,6 @@ impl Dispatcher {
         }
     }
 
-    /// A request of this shard was placed on that server of a kv-aware group, with that prompt of about `tokens` tokens:
-    /// it is remembered, and counted as work, which ends with [`Dispatcher::handle_prefilled`]. Among several shards all have to
-    /// hear of it as a touch, this one too.
-    pub fn handle_prompt(
-        &mut self,
-        now: Nanos,
-        group: GroupId,
-        backend: BackendId,
-        prompt: &Prompted<'_>,
-    ) -> Belief {
-        let matched = match self.shards {
-            1 => {
-                let stamp = Stamp { at: now, shard: self.me };
-                self.memory.record(stamp, backend, prompt.client, prompt.blocks)
-            }
-            // Recorded when its touch has settled, as on every shard.
-            _ => self.memory.announce(backend, prompt.blocks),
-        };
-        let blocks = prompt.blocks.len() as u64;
-        let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
-        let work_tokens = prompt.tokens - held;
-        self.ends.note(prompt.blocks);
-        self.router.note_work(group, backend, prompt.blocks.len() as u32, work_tokens);
-        self.table.begin_prefill(now, backend, work_tokens);
-        Belief { matched, work_tokens }
-    }
-
-    /// The server has begun to answer: the prompt's tokens are computed, or nobody waits for them any more. Once for
-    /// each [`Dispatcher::handle_prompt`].
-    pub fn handle_prefilled(&mut self, now: Nanos, backend: BackendId, work_tokens: u64) {
-        self.table.end_prefill(now, backend, work_tokens);
-    }
-
-    /// An engine reported that `cached` leading blocks of a prompt came from its cache, where `matched` were believed to. Far fewer:
-    /// it holds less than this memory, which therefore forgets its oldest a little sooner from now on, on all shards; far more:
-    /// the other way, up to the configured size. The prompt itself stays: the engine has just computed it.
-    pub fn handle_report(&mut self, now: Nanos, backend: BackendId, matched: u32, cached: u32) {
-        let apart = REPORT_APART_BLOCKS.max(matched / 8);
-        // Prompts that share a head and are computed together are all reported as new: that says once what it says.
-        if now.since(self.table.row(backend).narrowed_at) < REPORT_PAUSE_MS * 1_000_000 {
-            return;
-        }
-        let narrowed = self.table.narrowed(backend);
-        let step = if cached.saturating_add(apart) < matched && narrowed < NARROWED_MAX {
-            1
-        } else if cached > matched.saturating_add(apart) && narrowed > 0 {
-            -1
-        } else {
-            return;
-        };
-        self.table.narrow(now, backend, step);
-        self.memory.narrow(backend, self.table.narrowed(backend));
-    }
-
-    /// Another process serves there, or the same one anew: neither what it held nor what its size was found to be counts.
-    fn handle_restart(&mut self, now: Nanos, backend: BackendId) {
-        self.memory.forget(backend);
-        if backend.index() < self.table.len() {
-            self.table.narrow(now, backend, -self.table.row(backend).narrowed);
-            self.table.row_mut(backend).narrowed_at = Nanos::ZERO;
-            self.memory.narrow(backend, self.table.narrowed(backend));
-        }
-    }
-
-    /// A touch of any shard.
-    pub fn handle_touch(&mut self, from: ShardId, stage: TouchStage, touch: &Touch<'_>) {
-        if stage == TouchStage::Arrived && matches!(touch.kind, TouchKind::Recorded(_)) {
-            self.ends.note(touch.blocks);
-        }
-        self.memory.hear(from, stage, touch);
-    }
-
-    /// What this shard remembers of a server's prompts.
-    pub fn memory(&self, backend: BackendId) -> MemoryFigures {
-        self.memory.figures(backend)
-    }
-
-    /// Bytes that this shard's prefix memory takes.
-    pub fn memory_bytes(&self) -> usize {
-        self.memory.bytes()
-    }
-
     /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
@@ -597,7 +484,7 @@ impl Dispatcher {
                 self.memory.narrow(backend, self.table.narrowed(backend));
                 self.lag_ns[from.index()] = now.since(changed);
             }
-            Message::Turned { group, backend, sent } => self.router.hear(from, group, backend, sent),
+            Message::Sent { group, backend, sent } => self.router.hear(from, group, backend, sent),
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
@@ -641,7 +528,7 @@ impl Dispatcher {
     pub fn handle_dropped(&mut self, message: Message) {
         match message {
             Message::Load { backend, changed, .. } => self.table.resend(backend, changed),
-            Message::Turned { group, backend, .. } => self.router.resend(group, backend),
+            Message::Sent { group, backend, .. } => self.router.resend(group, backend),
             _ => {}
         }
     }
@@ -772,7 +659,7 @@ impl Dispatcher {
             self.tell_peers(Message::Load { backend, load, changed }, Urgency::Lazy);
         }
         while let Some((group, backend, sent)) = self.router.pop_change() {
-            self.tell_peers(Message::Turned { group, backend, sent }, Urgency::Lazy);
+            self.tell_peers(Message::Sent { group, backend, sent }, Urgency::Lazy);
         }
         self.tell_full();
     }

@@ -100,7 +100,7 @@ impl Net {
             for from in 0..self.shards.len() {
                 while let Some((to, message, _)) = self.shards[from].poll_message() {
                     moved = true;
-                    if !matches!(message, Message::Load { .. } | Message::Turned { .. }) {
+                    if !matches!(message, Message::Load { .. } | Message::Sent { .. }) {
                         seen.push((to.index(), message));
                     }
                     self.shards[to.index()].handle_message(self.now, ShardId(from as u8), message);
@@ -314,8 +314,6 @@ fn tiers_and_long_inputs_resolve_or_say_why_not() {
     assert_eq!(resolve(&net, "m", "silver", 0), Err(Rejection::NoServerInTier));
     assert_eq!(resolve(&net, "", "silver", 0), Err(Rejection::NoServerInTier));
     assert_eq!(resolve(&net, "x", "silver", 0), Err(Rejection::ModelNotFound), "unknown in every tier");
-    assert_eq!(net.shards[0].route_pool(Some(b"m"), b""), Some(PoolId(0)));
-    assert_eq!(net.shards[0].route_pool(Some(b"m"), b"gold"), None);
 
     net.update(&Update::Health { backend: B, up: false });
     assert_eq!(resolve(&net, "m", "", 101), Ok(vec![B]), "whoever could take it is down: 503, not 413");

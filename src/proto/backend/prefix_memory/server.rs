@@ -138,7 +138,7 @@ impl ServerMemory {
             + self.clients.bytes()
     }
 
-    /// Has at most `limit` blocks held from the next recording on, and at least one.
+    /// Has at most `limit` blocks held from the next new block on, and at least one.
     pub(super) fn set_limit(&mut self, limit: u32) {
         self.limit = limit.clamp(1.min(self.capacity), self.capacity);
     }

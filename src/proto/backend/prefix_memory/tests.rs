@@ -86,10 +86,10 @@ fn nothing_is_allocated_without_servers_and_nothing_remembered_by_strangers() {
     let blocks = chain(0, 5);
     assert_eq!(memory.record(at(1, 0), BackendId(3), ClientId(0), &blocks), 0);
     memory.forget(BackendId(3));
-    memory.drop_tail(at(1, 0), BackendId(3), &blocks, 0);
+    memory.drop_blocks(at(1, 0), BackendId(3), &blocks);
     memory.configure(BackendId(3), None, 100);
-    let mut out = vec![Match { backend: BackendId(0), blocks: 1 }];
-    memory.lookup(POOL, &blocks, &mut out);
+    memory.find_matches(POOL, &blocks);
+    let out: Vec<Match> = memory.matches(POOL).collect();
     assert_eq!((memory.matched(BackendId(3), &blocks), memory.bytes(), out.len()), (0, 0, 0));
     assert_eq!(memory.figures(BackendId(3)), MemoryFigures::default());
     assert_eq!(memory.clients(BackendId(3)).count(), 0);
@@ -101,22 +101,21 @@ fn another_domain_starts_empty() {
     let mut memory = PrefixMemory::new(1 << 30);
     let (a, b) = (BackendId(0), BackendId(1));
     let blocks = chain(0, 5);
-    let mut out = Vec::new();
+    let found = |memory: &mut PrefixMemory, pool: PoolId| -> Vec<Match> {
+        memory.find_matches(pool, &blocks);
+        memory.matches(pool).collect()
+    };
     for server in [a, b] {
         memory.configure(server, Some(POOL), 100);
         memory.record(at(1, 0), server, ClientId(0), &blocks);
     }
     memory.configure(a, Some(PoolId(2)), 100);
-    memory.lookup(PoolId(2), &blocks, &mut out);
-    assert_eq!(out, []);
-    memory.lookup(POOL, &blocks, &mut out);
-    assert_eq!(out, [Match { backend: b, blocks: 5 }]);
+    assert_eq!(found(&mut memory, PoolId(2)), []);
+    assert_eq!(found(&mut memory, POOL), [Match { backend: b, blocks: 5 }]);
     memory.record(at(2, 0), a, ClientId(0), &blocks[..3]);
-    memory.lookup(PoolId(2), &blocks, &mut out);
-    assert_eq!(out, [Match { backend: a, blocks: 3 }]);
+    assert_eq!(found(&mut memory, PoolId(2)), [Match { backend: a, blocks: 3 }]);
     memory.forget(b);
-    memory.lookup(POOL, &blocks, &mut out);
-    assert_eq!(out, []);
+    assert_eq!(found(&mut memory, POOL), []);
     memory.configure(b, None, 100);
     assert!(memory.domains[0].is_none());
 }
@@ -137,7 +136,7 @@ fn colliding_identities_do_no_harm() {
         let late = state % 5;
         memory.record(at(1000 + i - late, 0), BackendId(0), ClientId(i % 3), &blocks);
         if i % 7 == 0 {
-            memory.drop_tail(at(1000 + i, 0), BackendId(0), &blocks, 2);
+            memory.drop_blocks(at(1000 + i, 0), BackendId(0), blocks.get(2..).unwrap_or_default());
         }
         let held: usize = lists(&memory, 0).iter().map(|(_, list)| list.len()).sum();
         assert_eq!(held as u64, memory.figures(BackendId(0)).held);

@@ -60,7 +60,7 @@ impl PrefixMemory {
                 self.record(Stamp { at: touch.at, shard: from }, touch.backend, client, touch.blocks);
             }
             (TouchStage::Settled, TouchKind::Dropped(at)) => {
-                self.drop_tail(Stamp { at, shard: from }, touch.backend, touch.blocks, 0);
+                self.drop_blocks(Stamp { at, shard: from }, touch.backend, touch.blocks);
             }
         }
     }

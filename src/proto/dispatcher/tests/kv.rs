@@ -1,5 +1,6 @@
 use super::*;
-use crate::proto::backend::prefix_memory::{TouchKind, TouchStage};
+use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
+use crate::proto::ids::ClientId;
 
 const C: BackendId = BackendId(2);
 const CLIENT: ClientId = ClientId(7);

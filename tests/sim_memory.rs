@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ringway::clock::Nanos;
 use ringway::limits::TOUCH_SETTLE_MS;
-use ringway::proto::backend::prefix_memory::{Match, PrefixMemory, Touch, TouchKind, TouchStage};
+use ringway::proto::backend::prefix_memory::{PrefixMemory, Touch, TouchKind, TouchStage};
 use ringway::proto::ids::{BackendId, ClientId, PoolId, ShardId};
 
 const POOL: PoolId = PoolId(0);

@@ -191,15 +191,25 @@ mod tests {
         assert_eq!(parse_parent("12 S 7"), None);
     }
 
+    /// A process of its own: in this one, threads of other tests end meanwhile and take their time with them.
     #[test]
-    fn this_process_reads_as_alive() {
-        let pid = std::process::id() as i32;
+    fn a_busy_process_reads_as_busy() {
+        let mut child =
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh exists");
+        let pid = child.id() as i32;
         let before = snapshot(&[pid]).expect("alive");
-        let until = crate::clock::thread_cpu_ns() + 30_000_000;
-        while crate::clock::thread_cpu_ns() < until {}
-        let used = snapshot(&[pid]).expect("alive").since(&before);
-        assert!(used.cpu_ns >= 20_000_000, "{used:?}");
+        let begun = crate::clock::thread_cpu_ns();
+        let used = loop {
+            let used = snapshot(&[pid]).expect("alive").since(&before);
+            // Looking is work of ours too, so that this ends.
+            if used.cpu_ns >= 20_000_000 || crate::clock::thread_cpu_ns() - begun > 10_000_000_000 {
+                break used;
+            }
+        };
         let memory = memory(&[pid]).expect("readable");
+        child.kill().expect("ours");
+        child.wait().expect("ours");
+        assert!(used.cpu_ns >= 20_000_000, "{used:?}");
         assert!(
             memory.rss > 0 && memory.rss >= memory.pss && memory.rss_peak >= memory.rss / 2,
             "{memory:?}"

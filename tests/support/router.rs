@@ -424,7 +424,7 @@ impl Router {
 
     /// The state page is the control thread's view; shards hear of a change some milliseconds later (their tick is 5 ms,
     /// 20 ms without connections), and nothing outside tells when each of them has.
-    fn settle(&self) {
+    pub fn settle(&self) {
         super::time::pause(ms(50));
     }
 

@@ -1,0 +1,16 @@
+//! Stargate's contract: targets, clusters, six algorithms chosen by `lb-config.json`, waiting, retries.
+//!
+//! A *target* is a routing key (empty: none) and a model. A *cluster* is a capacity domain of one or more servers; algorithms choose a
+//! cluster, then the servers of it take turns. What is known of a server for one model stands in its *slot*.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `layout` | which servers serve what: from the control thread, as part of the catalog |
+//! | `stats` | what is known of a cluster, and what a server reports |
+//! | `request` | what a request asks, and what it is told |
+//!
+//! *Source*: the Stargate rules.
+
+pub mod layout;
+pub mod request;
+pub mod stats;

@@ -8,9 +8,11 @@
 //! | `layout` | which servers serve what: from the control thread, as part of the catalog |
 //! | `stats` | what is known of a cluster, and what a server reports |
 //! | `request` | what a request asks, and what it is told |
+//! | `expressions` | what routing expressions came to, for each routing key and model |
 //!
 //! *Source*: the Stargate rules.
 
+pub mod expressions;
 pub mod layout;
 pub mod request;
 pub mod stats;

@@ -96,7 +96,7 @@ impl<S> Expressions<S> {
         }
     }
 
-    /// What `value` came to, which must not be older than [`EXPRESSION_IDLE_MS`]. A hit makes its entry the newest.
+    /// What `value` came to. `None`: it is not among the two built last, or has been idle for too long. Only a hit ends idleness.
     pub fn lookup(&mut self, now: Nanos, routing_key: &[u8], model: &[u8], value: &[u8]) -> Option<&Rc<S>> {
         self.sweep(now);
         let at = self.find(routing_key, model)?;

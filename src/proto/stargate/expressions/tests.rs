@@ -209,8 +209,8 @@ fn together_with_configuration_and_expression() {
     let value = b"pulsar;seed=a";
     for round in 0..3 {
         if let Some(built) = cache.lookup(Nanos(round), b"k", b"m", value) {
-            assert!(round > 0);
-            assert!(String::from_utf8_lossy(value).starts_with("pulsar") && Rc::strong_count(&built) == 2);
+            // The cache's and ours.
+            assert!(round > 0 && Rc::strong_count(&built) == 2);
             continue;
         }
         assert_eq!(round, 0);

@@ -8,9 +8,15 @@
 //! | `layout` | which servers serve what: from the control thread, as part of the catalog |
 //! | `stats` | what is known of a cluster, and what a server reports |
 //! | `request` | what a request asks, and what it is told |
+//! | `target_router` | one shard's brain, which ties the rest together |
+//! | `live` | requests in every slot, by priority and phase, over all shards |
+//! | `figures` | what is counted |
 //!
 //! *Source*: the Stargate rules.
 
+pub mod figures;
 pub mod layout;
+pub mod live;
 pub mod request;
 pub mod stats;
+pub mod target_router;

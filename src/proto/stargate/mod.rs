@@ -11,9 +11,11 @@
 //! | `target_router` | one shard's brain, which ties the rest together |
 //! | `live` | requests in every slot, by priority and phase, over all shards |
 //! | `figures` | what is counted |
+//! | `expressions` | what routing expressions came to, for each routing key and model |
 //!
 //! *Source*: the Stargate rules.
 
+pub mod expressions;
 pub mod figures;
 pub mod layout;
 pub mod live;

@@ -8,18 +8,9 @@ use super::layout::Layout;
 use super::request::{Dispatched, End, Refusal, Retry, Routed, Setback, Wish, Woken};
 use super::stats::Stats;
 use crate::clock::Nanos;
+use crate::proto::config::lb_config::LbConfig;
 use crate::proto::ids::{BackendId, ShardId, Ticket};
 use crate::proto::message::{Message, Update, Urgency};
-
-/// The loaded lb-config file.
-#[derive(Debug, Default)]
-pub struct LbConfig;
-
-impl LbConfig {
-    pub fn permissive() -> LbConfig {
-        LbConfig
-    }
-}
 
 /// What a target router is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -555,7 +555,7 @@ fn responses_are_reframed_for_the_client() {
             &head,
             text.as_bytes(),
             b"",
-            &ResponseRewrite { framing, keep_alive, client_minor },
+            &ResponseRewrite { framing, keep_alive, client_minor, ..ResponseRewrite::default() },
         );
         let again = response_in_steps(&out, out.len(), Method::Get).unwrap().unwrap();
         assert_eq!(again.framing, framing);

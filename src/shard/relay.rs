@@ -22,7 +22,7 @@ use crate::proto::classify::Api;
 use crate::proto::dispatcher::{Outcome, Placement};
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
-    BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
+    BodyReader, ChunkError, Contract, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
     encode_response, push_chunk_header,
 };
 use crate::proto::message::{Phase, UpstreamFault};
@@ -152,7 +152,7 @@ pub async fn relay(
     desk.lines.clear();
     reply::push_lines(&mut desk.lines, &shard.faces.borrow(), exchange.asked.group, &placement, known);
     let mut out = shard.buffers.take(MEDIUM_BYTES);
-    let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor };
+    let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor, contract: Contract::OpenAi };
     encode_response(&mut out, &desk.reply, &rx, &desk.lines, &rewrite);
     let mut reader = BodyReader::new(desk.reply.framing);
     let prefix = &shard.limits.head.router_prefix;

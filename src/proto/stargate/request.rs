@@ -96,7 +96,9 @@ pub enum Exhausted {
     /// Request retries used up: the upstream's reason is the label.
     Upstream,
     /// The body cannot be sent again; `overflow`: it outgrew the replay buffer, which is 413.
-    Body { overflow: bool },
+    Body {
+        overflow: bool,
+    },
 }
 
 /// How a request left its server for good.

@@ -568,8 +568,7 @@ fn responses_are_reframed_for_the_client() {
 #[test]
 fn limits_have_their_statuses() {
     let status = |input: &[u8]| {
-        let limits =
-            HeadLimits { head_bytes_max: 2048, target_bytes_max: 512, router_prefix: Box::default() };
+        let limits = HeadLimits { target_bytes_max: 512, ..HeadLimits::new(2048, b"") };
         let verdict = parse_request(input, &mut HeadScan::default(), &limits, &mut RequestHead::default());
         verdict.map_err(|error| error.rejection.row().status)
     };

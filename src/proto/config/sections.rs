@@ -257,7 +257,7 @@ impl Value for Cores {
 
 /// A closed set of words as a key's type.
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $( $(#[$word_doc:meta])* $word:ident = $text:literal, )* } $(later $later:expr)?) => {
+    ($(#[$doc:meta])* $name:ident { $( $(#[$word_doc:meta])* $word:ident = $text:literal, )* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name { $( $(#[$word_doc])* $word, )* }
@@ -270,7 +270,6 @@ macro_rules! words {
         }
         impl Word for $name {
             const WORDS: &'static [(&'static str, Self)] = &[ $( ($text, $name::$word), )* ];
-            $( const LATER: &'static [&'static str] = $later; )?
         }
         impl Value for $name {
             type Rule = ();
@@ -329,8 +328,9 @@ words! {
     Profile {
         /// Callers are untrusted.
         OpenAi = "openai",
+        /// Callers are a trusted gateway, which says where requests go.
+        Stargate = "stargate",
     }
-    later &["stargate"]
 }
 
 /// Fields and families of fields that an engine's answer may carry for the client. The router removes an engine's

@@ -288,7 +288,6 @@ fn tables_of_the_wrong_kind_are_one_fault_each() {
 fn what_comes_later_is_refused_unless_it_is_at_its_default() {
     let refused = [
         ("[[listener]]\ntls = { certificate = \"c\" }", "listener[0].tls"),
-        ("[[listener]]\nprofile = \"stargate\"", "listener[0].profile"),
         ("[admin]\ntoken_file = \"t\"", "admin.token_file"),
         ("[[key]]\nname = \"team\"", "key"),
         ("[stargate]\nmax_connect_retries = 3", "stargate.max_connect_retries"),

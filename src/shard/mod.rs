@@ -30,6 +30,7 @@ pub mod state;
 pub mod truth;
 pub mod upload;
 pub mod upstream;
+pub mod waits;
 
 use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};

@@ -3,7 +3,6 @@
 //! *Invariant*: nothing here is borrowed across an await; every method borrows, acts and lets go.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,6 +14,7 @@ use super::deadline::Deadlines;
 use super::figures::Figures;
 use super::memory::Memory;
 use super::upstream::Upstreams;
+use super::waits::{GivenUp, Wait, Waits};
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
@@ -131,7 +131,7 @@ pub struct Shard {
     pub acceptors: RefCell<Vec<Waker>>,
     /// Client connections of each shard, as last heard; the own entry is not used.
     pub peers: RefCell<Vec<u32>>,
-    waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
+    waits: Waits<Result<Placement, Rejection>>,
     drained_said: Cell<bool>,
     connections_said: Cell<u32>,
     /// Wakes the timekeeper when it sleeps long.
@@ -139,13 +139,6 @@ pub struct Shard {
     /// When a request last came, for the spinner, and the spinner's waker while it rests.
     activity: Cell<Nanos>,
     spinner: RefCell<Option<Waker>>,
-}
-
-/// Where a waiting request finds its answer.
-#[derive(Default)]
-struct Wait {
-    result: Cell<Option<Result<Placement, Rejection>>>,
-    waker: RefCell<Option<Waker>>,
 }
 
 impl Shard {
@@ -183,7 +176,7 @@ impl Shard {
             unsettled: Cell::new(0),
             acceptors: RefCell::default(),
             peers: RefCell::new(vec![0; shards]),
-            waits: RefCell::default(),
+            waits: Waits::default(),
             drained_said: Cell::new(false),
             connections_said: Cell::new(0),
             timekeeper: RefCell::default(),
@@ -320,28 +313,16 @@ impl Shard {
     }
 
     fn settle(&self, ticket: Ticket, result: Result<Placement, Rejection>) {
-        let wait = self.waits.borrow_mut().remove(&ticket);
-        match (wait, result) {
-            (Some(wait), result) => {
-                wait.result.set(Some(result));
-                if let Some(waker) = wait.waker.borrow_mut().take() {
-                    waker.wake();
-                }
-            }
-            // Granted before the session began to wait cannot happen: it registers before it pumps.
-            (None, Ok(placement)) => {
-                self.dispatcher.borrow_mut().handle_done(self.now(), placement.backend, Outcome::Neutral);
-            }
-            (None, Err(_)) => {}
+        // Granted before the session began to wait cannot happen: it registers before it pumps.
+        if let Err(Ok(placement)) = self.waits.settle(ticket, result) {
+            self.dispatcher.borrow_mut().handle_done(self.now(), placement.backend, Outcome::Neutral);
         }
     }
 
     /// Waits for a ticket's answer. Dropped early, the request no longer waits, and a permit that came meanwhile goes
     /// back.
     pub fn wait(self: &Rc<Self>, ticket: Ticket) -> Waiting {
-        let wait = Rc::new(Wait::default());
-        self.waits.borrow_mut().insert(ticket, wait.clone());
-        Waiting { shard: self.clone(), ticket, wait, over: false }
+        Waiting { shard: self.clone(), ticket, wait: self.waits.wait(ticket) }
     }
 
     /// Takes in everything that came from peers and the control thread, and wakes whom it concerns. Sockets handed over
@@ -404,8 +385,7 @@ impl Shard {
 
     /// Whoever waits for a server hears that there will be none.
     fn refuse_waiting(&self, now: Nanos) {
-        let tickets: Vec<Ticket> = self.waits.borrow().keys().copied().collect();
-        for ticket in tickets {
+        for ticket in self.waits.tickets() {
             if self.dispatcher.borrow_mut().handle_withdraw(now, ticket) {
                 self.settle(ticket, Err(Rejection::ShuttingDown));
             }
@@ -490,41 +470,34 @@ impl Shard {
 pub struct Waiting {
     shard: Rc<Shard>,
     ticket: Ticket,
-    wait: Rc<Wait>,
-    over: bool,
+    wait: Wait<Result<Placement, Rejection>>,
 }
 
 impl Future for Waiting {
     type Output = Result<Placement, Rejection>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.wait.result.take() {
-            Some(result) => {
-                self.over = true;
-                Poll::Ready(result)
-            }
-            None => {
-                *self.wait.waker.borrow_mut() = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+        Pin::new(&mut self.wait).poll(cx)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.over {
+        let given_up = self.wait.give_up();
+        if matches!(given_up, GivenUp::Over) {
             return;
         }
-        self.shard.waits.borrow_mut().remove(&self.ticket);
+        self.shard.waits.forget(self.ticket);
         let now = self.shard.now();
         let mut dispatcher = self.shard.dispatcher.borrow_mut();
-        match self.wait.result.take() {
-            Some(Ok(placement)) => dispatcher.handle_done(now, placement.backend, Outcome::Neutral),
-            Some(Err(_)) => {}
-            None => {
+        match given_up {
+            GivenUp::Answered(Ok(placement)) => {
+                dispatcher.handle_done(now, placement.backend, Outcome::Neutral);
+            }
+            GivenUp::Waiting => {
                 dispatcher.handle_withdraw(now, self.ticket);
             }
+            GivenUp::Answered(Err(_)) | GivenUp::Over => {}
         }
         drop(dispatcher);
         self.shard.pump();

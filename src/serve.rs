@@ -51,7 +51,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
         format!("wake-up descriptors for {} shards: {e}; raise the descriptor limit (ulimit -n)", cores.len())
     })?;
     let mut lines = Vec::new();
-    let mut per_shard: Vec<Vec<TcpListener>> = cores.iter().map(|_| Vec::new()).collect();
+    let mut per_shard: Vec<Vec<(TcpListener, config::Profile)>> = cores.iter().map(|_| Vec::new()).collect();
     for one in &settings.listeners {
         let mut address = one.address;
         listener::probe(address).map_err(|e| cannot_listen(address, &e))?;
@@ -59,7 +59,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
             let bound = listener::bind(address).map_err(|e| cannot_listen(address, &e))?;
             // Port 0: the first shard's listener says which port the others share.
             address = bound.local_addr().map_err(|e| cannot_listen(address, &e))?;
-            listeners.push(bound);
+            listeners.push((bound, one.profile));
         }
         lines.push(format!("listening http {address} profile={}", one.profile.name()));
     }

@@ -44,6 +44,7 @@ use crate::clock::Clock;
 use crate::limits::SHARD_TICK_MS;
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::Catalog;
+use crate::proto::config::Profile;
 use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
@@ -67,7 +68,8 @@ pub struct ShardOptions {
     pub dispatcher: DispatcherOptions,
     pub catalog: Catalog,
     pub port: ShardPort,
-    pub listeners: Vec<TcpListener>,
+    /// The same on every shard, in the same order, each with whose contract it follows.
+    pub listeners: Vec<(TcpListener, Profile)>,
     pub clock: Clock,
 }
 
@@ -110,6 +112,7 @@ async fn main(options: ShardOptions, nonblocking: bool) {
         dispatcher,
         options.port,
         options.catalog,
+        options.listeners.iter().map(|(_, profile)| *profile).collect(),
     ));
     // SAFETY: the descriptor stays open while the port, which the shard holds for good, lives.
     let wake = unsafe { BorrowedFd::borrow_raw(wake_fd) }.try_clone_to_owned().and_then(Socket::new);
@@ -122,8 +125,8 @@ async fn main(options: ShardOptions, nonblocking: bool) {
             return;
         }
     };
-    for listener in options.listeners {
-        monoio::spawn(listener::accept(shard.clone(), listener, nonblocking));
+    for (index, (listener, _)) in options.listeners.into_iter().enumerate() {
+        monoio::spawn(listener::accept(shard.clone(), listener, index as u16, nonblocking));
     }
     if options.spin_us > 0 {
         spin::spawn(shard.clone(), options.spin_us);
@@ -148,12 +151,12 @@ async fn listen_to_mesh(shard: Rc<Shard>, wake: Socket) {
 }
 
 fn hear(shard: &Rc<Shard>) {
-    shard.hear(|fd| {
+    shard.hear(|fd, listener| {
         // SAFETY: the shard that accepted this descriptor has given it up by sending it, once.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // That shard may run on another driver.
         if crate::runtime::adapt(&fd).is_ok() {
-            listener::adopt(shard, fd);
+            listener::adopt(shard, fd, listener);
         }
     });
 }

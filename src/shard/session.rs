@@ -18,6 +18,7 @@ use super::reply::{self, Known};
 use super::socket::Socket;
 use super::state::Shard;
 use crate::proto::classify::{Api, Endpoint, Prompt};
+use crate::proto::config::Profile;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{Framing, HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
 use crate::proto::message::Phase;
@@ -62,7 +63,7 @@ pub enum After {
 }
 
 /// Serves one client connection until it ends.
-pub async fn serve(shard: Rc<Shard>, socket: Socket, _open: Open) {
+pub async fn serve(shard: Rc<Shard>, socket: Socket, profile: Profile, _open: Open) {
     let mut timer = shard.deadlines.timer();
     loop {
         timer.arm_idle(shard.deadline(shard.limits.keepalive_timeout_ms), socket.fd(), Action::ShutRead);
@@ -70,7 +71,7 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket, _open: Open) {
             return;
         }
         shard.read_clock();
-        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await;
+        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), profile, timer))).await;
         shard.memory.freed(BUSY_BYTES);
         match rested {
             Some(back) => timer = back,
@@ -388,12 +389,14 @@ mod tests {
                 dispatcher,
                 port,
                 Catalog::default(),
+                [Profile::OpenAi].into(),
             ));
             let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let socket = Socket::new(ours.into()).unwrap();
-            let client = Client::new(shard.clone(), socket.clone(), shard.deadlines.timer());
+            let timer = shard.deadlines.timer();
+            let client = Client::new(shard.clone(), socket.clone(), Profile::OpenAi, timer);
             let (idle, busy) = (
-                std::mem::size_of_val(&serve(shard.clone(), socket, Open::new(&shard))),
+                std::mem::size_of_val(&serve(shard.clone(), socket, Profile::OpenAi, Open::new(&shard))),
                 std::mem::size_of_val(&busy(client)),
             );
             assert!(idle <= 256 && busy <= BUSY_BYTES, "idle {idle} bytes, busy {busy} bytes");

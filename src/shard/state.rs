@@ -20,6 +20,7 @@ use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
 use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
 use crate::proto::classify::caller::CallerRules;
+use crate::proto::config::Profile;
 use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
@@ -109,6 +110,8 @@ pub struct Shard {
     /// The time at the last look at the clock: good enough for deadlines.
     now: Cell<Nanos>,
     pub limits: SessionLimits,
+    /// Whose contract each listener follows.
+    pub profiles: Box<[Profile]>,
     pub header_prefix: Box<str>,
     pub buffers: Buffers,
     pub memory: Memory,
@@ -152,6 +155,7 @@ impl Shard {
         dispatcher: Dispatcher,
         port: ShardPort,
         catalog: Catalog,
+        profiles: Box<[Profile]>,
     ) -> Shard {
         Shard {
             id,
@@ -159,6 +163,7 @@ impl Shard {
             clock,
             now: Cell::new(clock.now()),
             limits,
+            profiles,
             header_prefix: header_prefix.into(),
             buffers: Buffers::default(),
             memory: Memory::default(),
@@ -326,12 +331,12 @@ impl Shard {
     }
 
     /// Takes in everything that came from peers and the control thread, and wakes whom it concerns. Sockets handed over
-    /// by peers go to `adopt`.
-    pub fn hear(&self, mut adopt: impl FnMut(i32)) {
+    /// by peers go to `adopt`, with the listener they came by.
+    pub fn hear(&self, mut adopt: impl FnMut(i32, u16)) {
         let now = self.now();
         self.port.borrow_mut().poll(|from, message| match message {
             Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
-            Message::Socket { fd, .. } => adopt(fd),
+            Message::Socket { fd, listener } => adopt(fd, listener),
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
         });
         self.port.borrow_mut().poll_touches(now, |from, stage, touch| {

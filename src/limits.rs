@@ -36,6 +36,17 @@ pub const LOAD_DELTA_STALE_MS_MAX: u64 = 2 * SHARD_TICK_MS;
 pub const LEASE_IDLE_MS: u64 = 100;
 /// Servers one request may be sent to, the first included.
 pub const ATTEMPTS_MAX: usize = 3;
+/// Ring nodes of one cluster in `lb-config.json`: with a thousand clusters such a ring has 128 MiB.
+pub const VIRTUAL_NODES_MAX: u64 = 8192;
+/// Ring nodes of one cluster in a routing expression, whose author is not the operator.
+pub const EXPRESSION_VIRTUAL_NODES_MAX: u64 = 1024;
+/// Longest routing expression, and its parameters.
+pub const EXPRESSION_BYTES_MAX: usize = 1024;
+pub const EXPRESSION_PARAMETERS_MAX: usize = 32;
+/// Routing keys and models for which a shard keeps what their expressions came to: the last two of each. Beyond, the longest idle goes.
+pub const EXPRESSIONS_MAX: usize = 16 * 1024;
+/// Such an entry goes when no request came for it for so long.
+pub const EXPRESSION_IDLE_MS: u64 = 15 * 60 * 1000;
 
 const _: () = assert!(BACKENDS_MAX <= u16::MAX as usize);
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);

@@ -8,9 +8,17 @@
 //! | `layout` | which servers serve what: from the control thread, as part of the catalog |
 //! | `stats` | what is known of a cluster, and what a server reports |
 //! | `request` | what a request asks, and what it is told |
+//! | `target_router` | one shard's brain, which ties the rest together |
+//! | `live` | requests in every slot, by priority and phase, over all shards |
+//! | `figures` | what is counted |
+//! | `expressions` | what routing expressions came to, for each routing key and model |
 //!
 //! *Source*: the Stargate rules.
 
+pub mod expressions;
+pub mod figures;
 pub mod layout;
+pub mod live;
 pub mod request;
 pub mod stats;
+pub mod target_router;

@@ -4,6 +4,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,11 +15,14 @@ use crate::control::{self, Options};
 use crate::limits::SHARDS_MAX;
 use crate::mesh;
 use crate::proto::classify::caller::CallerRules;
+use crate::proto::config::lb_config::LbConfig;
 use crate::proto::config::{self, Cores, HalfClose, Settings};
 use crate::proto::dispatcher::DispatcherOptions;
 use crate::proto::http1::HeadLimits;
 use crate::proto::ids::ShardId;
+use crate::proto::stargate::target_router::TargetRouterOptions;
 use crate::runtime::Driver;
+use crate::shard::stargate::desk::{Levels, StargateOptions};
 use crate::shard::state::SessionLimits;
 use crate::shard::{self, ShardOptions, listener};
 
@@ -96,6 +100,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
             port,
             listeners,
             clock,
+            stargate: trusted(settings, ShardId(index as u8), cores.len()),
         };
         thread::Builder::new()
             .name(format!("shard-{index}"))
@@ -185,6 +190,38 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
         total_timeout_ms: limits.total_timeout_ms,
         keepalive_timeout_ms: limits.keepalive_timeout_ms,
     }
+}
+
+/// What trusted listeners are started with; `None`: there is none.
+fn trusted(settings: &Settings, me: ShardId, shards: usize) -> Option<StargateOptions> {
+    if !settings.listeners.iter().any(|listener| listener.profile == config::Profile::Stargate) {
+        return None;
+    }
+    let limits = &settings.limits;
+    let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
+    Some(StargateOptions {
+        head: HeadLimits { nominations_void: true, ..HeadLimits::new(head_bytes_max, b"") },
+        router: TargetRouterOptions {
+            me,
+            shards,
+            max_connect_retries: 2,
+            max_request_retries: 2,
+            grace_ms: 900_000,
+            seed: RandomState::new().build_hasher().finish(),
+        },
+        lb_config: Arc::new(LbConfig::permissive()),
+        replay_bytes_max: limits.replay_bytes_max,
+        connect_timeout_ms: limits.connect_timeout_ms,
+        head_timeout_ms: 30_000,
+        requires_retry_signal: true,
+        retry_budget_header: b"x-stargate-max-wait-ms".as_slice().into(),
+        debug_config: "{}".into(),
+        levels: Levels {
+            warn: tracing::enabled!(tracing::Level::WARN),
+            info: tracing::enabled!(tracing::Level::INFO),
+            debug: tracing::enabled!(tracing::Level::DEBUG),
+        },
+    })
 }
 
 /// Asks for as many descriptors as the connections may need: one for the client, one for the server.

@@ -4,7 +4,7 @@
 //! * [`state`]: what follows from that, and what the shards are told ([`port`]).
 //! * [`drain`], [`signals`]: how the process ends.
 //! * [`admin`], [`figures`], [`metrics`]: what operators see.
-//! * [`faults`]: what shards report, in a readable log.
+//! * [`faults`], `stargate_log`: what shards report, in a readable log.
 //!
 //! *Invariant*: nothing here blocks a shard; shards hear of changes through their rings. Nothing polls: tasks sleep until a
 //! socket, a timer or a wake-up descriptor moves.
@@ -24,6 +24,7 @@ pub mod port;
 pub mod resolve;
 pub mod scrape;
 pub mod signals;
+mod stargate_log;
 pub mod state;
 pub mod watch;
 

@@ -11,6 +11,7 @@
 //! | `target_router` | one shard's brain, which ties the rest together |
 //! | `live` | requests in every slot, by priority and phase, over all shards |
 //! | `figures` | what is counted |
+//! | `notice` | what is said of a request for the log |
 //! | `expressions` | what routing expressions came to, for each routing key and model |
 //!
 //! *Source*: the Stargate rules.
@@ -19,6 +20,7 @@ pub mod expressions;
 pub mod figures;
 pub mod layout;
 pub mod live;
+pub mod notice;
 pub mod request;
 pub mod stats;
 pub mod target_router;

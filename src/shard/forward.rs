@@ -76,11 +76,11 @@ pub async fn forward(
             known.prefix_blocks = asked.has_prompt.then_some((belief.matched, total));
             held.believe(belief);
         }
-        let order = Order::new(&shard, backend, true, arrived);
+        let mut order = Order::new(&shard, backend, true, arrived);
         let mut attempt = attempt::attempt(client, desk, intake, &order).await;
         if matches!(attempt, Attempt::Stale) {
             again(&shard, backend, known);
-            let order = Order { may_reuse: false, since: shard.read_clock(), ..order };
+            (order.may_reuse, order.since) = (false, shard.read_clock());
             attempt = attempt::attempt(client, desk, intake, &order).await;
         }
         if !matches!(attempt, Attempt::Answered { .. }) {
@@ -94,8 +94,7 @@ pub async fn forward(
                 return refuse(client, desk, intake, Rejection::ShuttingDown, None, known, api).await;
             }
             Attempt::Answered { upstream, rx, sent } => {
-                let placed =
-                    Placed { held, placement, asked: *asked, known: *known, api, dispatched: arrived };
+                let placed = Placed { held, placement, asked: *asked, known, api, dispatched: arrived };
                 let exchange = relay::Exchange::new(placed, upstream, sent, arrived);
                 return match relay::relay(client, desk, intake, rx, exchange).await {
                     Ok(after) => after,

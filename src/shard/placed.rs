@@ -13,16 +13,16 @@ use crate::proto::http1::Contract;
 use crate::proto::ids::BackendId;
 
 /// See the module's text.
-pub struct Placed {
+pub struct Placed<'a> {
     pub held: Held,
     pub placement: Placement,
     pub asked: Asked,
-    pub known: Known,
+    pub known: &'a Known,
     pub api: Api,
     pub dispatched: Nanos,
 }
 
-impl Errand for Placed {
+impl Errand for Placed<'_> {
     const CONTRACT: Contract = Contract::OpenAi;
 
     fn backend(&self) -> BackendId {
@@ -40,7 +40,7 @@ impl Errand for Placed {
     fn begin(&mut self, client: &Client, desk: &mut Desk, first: &[u8]) {
         let shard = &client.shard;
         let group = self.asked.group;
-        reply::push_lines(&mut desk.lines, &shard.faces.borrow(), group, &self.placement, &self.known);
+        reply::push_lines(&mut desk.lines, &shard.faces.borrow(), group, &self.placement, self.known);
         if self.asked.wants_usage(&shard.catalog.borrow()) && desk.reply.content_encoding.is_none() {
             self.held.listen(self.asked, desk.prompt.blocks.len(), self.api);
             self.held.hear(first);

@@ -275,6 +275,7 @@ pub mod tests {
             kv_capacity_blocks: 1,
             api_key: None,
             models: Some(Vec::new()),
+            registered: false,
             removed: false,
         }
     }

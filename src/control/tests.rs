@@ -327,7 +327,7 @@ fn a_list_that_cannot_be_read_is_asked_for_again_and_the_servers_key_goes_along(
     let servers =
         [("one", format!("http://{}", engine.address), &*format!("api_key_file = \"{}\"", key.display()))];
     let mut settings = Settings::parse(&config("auto", &servers), Path::new("/"), &[]).unwrap();
-    settings.load_keys(|path| std::fs::read_to_string(path).map_err(|e| e.to_string())).unwrap();
+    settings.load_files(|path| std::fs::read_to_string(path).map_err(|e| e.to_string())).unwrap();
     let (signals, mut end, _reload) = Signals::by_hand();
     let port = PlayedPort::new(1);
     let shards = port.clone();

@@ -7,6 +7,7 @@
 //! *Bound and cost*: linear in the file, apart from the search for a nearest key, which only unknown keys pay for.
 //! *Errors*: pushed to one [`Faults`]; after a fault the default is used and reading goes on.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -76,6 +77,33 @@ impl Value for String {
     }
     fn write(&self) -> toml::Value {
         toml::Value::String(self.clone())
+    }
+}
+
+impl Value for bool {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<bool, String> {
+        raw.as_bool().ok_or_else(|| "expected true or false".to_owned())
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::Boolean(*self)
+    }
+}
+
+/// Where to listen, if at all; empty text: nowhere.
+impl Value for Option<SocketAddr> {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        match raw.as_str() {
+            Some("") => Ok(None),
+            text => text
+                .and_then(|text| text.parse().ok())
+                .map(Some)
+                .ok_or_else(|| "expected IP:PORT, such as 0.0.0.0:9090; empty: none".to_owned()),
+        }
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.map_or_else(String::new, |address| address.to_string()))
     }
 }
 

@@ -194,34 +194,52 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
 
 /// What trusted listeners are started with; `None`: there is none.
 fn trusted(settings: &Settings, me: ShardId, shards: usize) -> Option<StargateOptions> {
-    if !settings.listeners.iter().any(|listener| listener.profile == config::Profile::Stargate) {
+    if !settings.has_trusted_listener() {
         return None;
     }
-    let limits = &settings.limits;
+    let (limits, stargate) = (&settings.limits, &settings.stargate);
     let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
     Some(StargateOptions {
         head: HeadLimits { nominations_void: true, ..HeadLimits::new(head_bytes_max, b"") },
         router: TargetRouterOptions {
             me,
             shards,
-            max_connect_retries: 2,
-            max_request_retries: 2,
-            grace_ms: 900_000,
+            max_connect_retries: stargate.max_connect_retries,
+            max_request_retries: stargate.max_request_retries,
+            grace_ms: stargate.deregistered_model_grace_ms,
             seed: RandomState::new().build_hasher().finish(),
         },
-        lb_config: Arc::new(LbConfig::permissive()),
-        replay_bytes_max: limits.replay_bytes_max,
-        connect_timeout_ms: limits.connect_timeout_ms,
-        head_timeout_ms: 30_000,
-        requires_retry_signal: true,
-        retry_budget_header: b"x-stargate-max-wait-ms".as_slice().into(),
-        debug_config: "{}".into(),
+        lb_config: settings.lb_config.clone().unwrap_or_else(|| Arc::new(LbConfig::permissive())),
+        replay_bytes_max: stargate.replay_bytes_max,
+        connect_timeout_ms: stargate.connect_timeout_ms,
+        head_timeout_ms: stargate.response_head_timeout_ms,
+        requires_retry_signal: stargate.require_retry_signal,
+        retry_budget_header: stargate.retry_budget_header.as_bytes().into(),
+        debug_config: debug_config(settings).into(),
         levels: Levels {
             warn: tracing::enabled!(tracing::Level::WARN),
             info: tracing::enabled!(tracing::Level::INFO),
             debug: tracing::enabled!(tracing::Level::DEBUG),
         },
     })
+}
+
+/// What `GET /debug/state` says of the configuration: the contract's own keys. What this router does not have is null.
+fn debug_config(settings: &Settings) -> String {
+    let mut trusted = settings.listeners.iter().filter(|one| one.profile == config::Profile::Stargate);
+    serde_json::json!({
+        "stargate_id": settings.stargate.id,
+        "grpc_listen_addr": null,
+        "model_discovery_listen_addr": null,
+        "http_listen_addr": trusted.next().map(|listener| listener.address.to_string()),
+        "metrics_listen_addr": settings.stargate.metrics_address.map(|address| address.to_string()),
+        "advertise_addr": null,
+        "stargate_discovery_dns_name": null,
+        "tunnel_protocol": null,
+        "backend_connectivity": "direct",
+        "direct_quic_connections": 0,
+    })
+    .to_string()
 }
 
 /// Asks for as many descriptors as the connections may need: one for the client, one for the server.

@@ -136,7 +136,7 @@ fn log_span(span: &Span) {
         proxy.connect_attempts = facts.connect_retries,
         proxy.request_retries = facts.request_retries,
         proxy.failed_backends = facts.failed_backends,
-        proxy.queue.expected_ms = facts.expected_queue_ms.unwrap_or_default(),
+        proxy.queue.expected_ms = facts.dispatched.and_then(|to| to.expected_queue_ms).unwrap_or_default(),
         proxy.retry_reason = %text(&span.retry_reason),
         proxy.replay_body_bytes = span.replay_body_bytes,
         "proxy_openai_request"
@@ -146,8 +146,11 @@ fn log_span(span: &Span) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::ids::BackendId;
+    use crate::proto::stargate::flight::Facts;
+    use crate::proto::stargate::layout::SlotId;
+    use crate::proto::stargate::request::Dispatched;
     use crate::proto::stargate::stats::Stats;
-    use crate::proto::stargate::target_router::Facts;
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
@@ -263,13 +266,15 @@ mod tests {
 
     #[test]
     fn a_request_has_all_fields_of_its_span_in_one_line() {
+        let dispatched =
+            Dispatched { backend: BackendId(0), slot: SlotId(0), expected_queue_ms: Some(9), rank_depth: 2 };
         let span = Span {
             subject: subject(),
             endpoint: "responses",
             facts: Facts {
                 algorithm: "pulsar",
                 rank_depth: 2,
-                expected_queue_ms: Some(9),
+                dispatched: Some(dispatched),
                 ..Facts::default()
             },
             cluster: "c1".into(),

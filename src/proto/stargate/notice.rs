@@ -3,8 +3,8 @@
 //! *Bound*: sent only while its level is logged, and dropped where the ring to the control thread is full.
 //! *Source*: the Stargate rules, section 7.
 
+use super::flight::Facts;
 use super::stats::Stats;
-use super::target_router::Facts;
 
 /// Whose request it is. Texts as they came.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -13,9 +13,9 @@ use super::endpoint::Proxied;
 use super::headers::Headers;
 use crate::clock::Nanos;
 use crate::proto::ids::BackendId;
+use crate::proto::stargate::flight::Facts;
 use crate::proto::stargate::notice::{Span, StargateNotice, Subject};
 use crate::proto::stargate::request::Refusal;
-use crate::proto::stargate::target_router::Facts;
 
 /// What is to be said of one request.
 pub struct Told {

@@ -81,9 +81,10 @@ pub enum Attempt {
     },
     /// Certainly unread by the server: it may be sent again, on a fresh connection.
     Stale,
-    /// It never got a connection.
+    /// It never got a connection; `replaces`: which would have been in place of those that the server had closed.
     Unconnected {
         errno: i32,
+        replaces: bool,
     },
     Failed {
         fault: UpstreamFault,
@@ -118,13 +119,17 @@ pub async fn attempt(
         Some(upstream) => upstream,
         None => {
             let generation = shard.upstreams.generation(backend);
+            let replaces = order.may_reuse && shard.upstreams.take_broken(backend);
             match client.watch(Box::pin(connect(server, order.connect_timeout_ms))).await {
                 Ok(Ok(socket)) => {
                     // Waiting for the network is not the router's own time.
                     since = shard.read_clock();
-                    Upstream::fresh(socket, generation)
+                    Upstream::fresh(socket, generation, replaces)
                 }
-                Ok(Err(error)) => return Attempt::Unconnected { errno: error.raw_os_error().unwrap_or(0) },
+                Ok(Err(error)) => {
+                    let errno = error.raw_os_error().unwrap_or(0);
+                    return Attempt::Unconnected { errno, replaces };
+                }
                 Err(_) => return Attempt::ClientGone,
             }
         }

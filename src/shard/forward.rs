@@ -104,7 +104,7 @@ pub async fn forward(
                     }
                 };
             }
-            Attempt::Unconnected { errno } => {
+            Attempt::Unconnected { errno, .. } => {
                 shard.fault(backend, UpstreamFault::Connect, errno);
                 held.done(Outcome::Failure);
                 if let Some((matched, _)) = known.prefix_blocks {

@@ -449,6 +449,7 @@ impl Shard {
             queue_wait: figures.queue_wait.clone(),
             first_token: figures.first_token.clone(),
             overhead: figures.overhead.clone(),
+            stargate: self.stargate.as_ref().map(|stargate| Box::new(stargate.router.borrow().figures())),
             servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
             ..ShardReport::new(self.id)
         };
@@ -461,6 +462,7 @@ impl Shard {
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
+                server.links = counts.links;
                 server.faults = counts.faults;
                 server.prefix_matched = counts.prefix.matched_blocks;
                 server.prefix_total = counts.prefix.total_blocks;

@@ -21,6 +21,7 @@ use super::trace::{self, Parent};
 use crate::clock::Nanos;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{BodyReader, Contract, Framing, ResponseHead};
+use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, UpstreamFault};
 use crate::proto::stargate::figures::AttemptResult;
 use crate::proto::stargate::request::{Dispatched, Exhausted, Refusal, Retry, Routed, Setback};
@@ -39,32 +40,48 @@ struct Walk<'a> {
     told: Told,
 }
 
-/// What becomes of a request after a turn on a server.
+/// What becomes of a request after an attempt.
 enum Next {
     /// It asks for a route again.
     Route,
-    /// That answer is the client's; its head is on the desk. `since`: when the request was sent.
-    Answer { upstream: Upstream, rx: Vec<u8>, sent: bool, since: Nanos },
+    /// The same server once more, on a fresh connection.
+    Reconnect,
+    /// That answer is the client's; its head is on the desk.
+    Answer(Reply),
     /// It ends with that status.
     End(u16),
     /// The client went away.
     Gone,
 }
 
-/// What came of an attempt, as far as it matters here.
+/// An answer whose head is on the desk.
+struct Reply {
+    upstream: Upstream,
+    rx: Vec<u8>,
+    /// The request went out whole.
+    sent: bool,
+    /// When the request was sent.
+    since: Nanos,
+}
+
+/// What came of an attempt.
 enum Outcome {
-    Answered {
-        upstream: Upstream,
-        rx: Vec<u8>,
-        sent: bool,
-    },
-    /// `stale`: certainly unread, so that what was kept of the body can go on.
-    NoHead {
-        connected: bool,
-        stale: bool,
-    },
+    Answered(Reply),
+    NoHead(Lost),
     End(u16),
     Gone,
+}
+
+/// How an attempt without a head ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// No connection; `again`: which would have been in place of a broken one.
+    Unconnected {
+        again: bool,
+    },
+    /// Certainly unread by the server, so that what is kept of the body can be sent again and the rest behind it.
+    Stale,
+    Broken,
 }
 
 /// Takes a request to a server, and its answer back.
@@ -102,13 +119,15 @@ pub async fn proxy(
         if !std::mem::replace(&mut prepared, true) && !walk.prepare().await {
             return After::Gone;
         }
-        match walk.turn(dispatched).await {
-            Next::Route => {}
-            Next::Answer { upstream, rx, sent, since } => {
-                return walk.relay(dispatched, upstream, rx, sent, since).await;
+        let mut may_reuse = true;
+        loop {
+            match walk.turn(dispatched, may_reuse).await {
+                Next::Route => break,
+                Next::Reconnect => may_reuse = false,
+                Next::Answer(reply) => return walk.relay(dispatched, reply).await,
+                Next::End(status) => return walk.end(&Answer::empty(status)).await,
+                Next::Gone => return After::Gone,
             }
-            Next::End(status) => return walk.end(&Answer::empty(status)).await,
-            Next::Gone => return After::Gone,
         }
     }
 }
@@ -194,77 +213,51 @@ impl Walk<'_> {
         &self.client.shard.trusted().options
     }
 
-    /// All attempts on one server, up to an answer or to what leads elsewhere.
-    async fn turn(&mut self, dispatched: Dispatched) -> Next {
+    /// An attempt, and what follows from it.
+    async fn turn(&mut self, dispatched: Dispatched, may_reuse: bool) -> Next {
         let backend = dispatched.backend;
-        let shard = self.client.shard.clone();
-        let mut may_reuse = true;
-        loop {
-            self.told.attempt(&seen(self.client, self.desk, self.intake), &mut self.aloft, backend);
-            let since = shard.now();
-            let outcome = self.attempt(dispatched, may_reuse).await;
-            let result = match &outcome {
-                Outcome::Answered { .. } => AttemptResult::Upstream(self.desk.reply.status),
-                Outcome::NoHead { .. } => AttemptResult::Proxy(502),
-                Outcome::End(status) => AttemptResult::Proxy(*status),
-                Outcome::Gone => return Next::Gone,
-            };
-            let kept_bytes = self.intake.kept_bytes();
-            self.aloft.with(|router, flight| {
-                router.count_attempt(flight, result);
-                router.count_replay_bytes(flight, kept_bytes);
-            });
-            let (retry, setback) = match outcome {
-                Outcome::Answered { upstream, rx, sent } => {
-                    self.told.answered(shard.now(), self.desk.reply.status);
-                    let signal = self.options().requires_retry_signal;
-                    let Some(reason) = retry_reason(&self.desk.reply, &rx, signal) else {
-                        return Next::Answer { upstream, rx, sent, since };
-                    };
-                    self.told.retryable(reason);
-                    let status = self.desk.reply.status;
-                    let replayable = self.replayable();
-                    let retry = self.setback(Setback::Retryable { status, reason }, replayable);
-                    match retry {
-                        Retry::Exhausted(Exhausted::Body { overflow: true }) => (retry, None),
-                        Retry::Exhausted(_) => (retry, Some((upstream, rx, sent))),
-                        Retry::Reconnect | Retry::Route => {
-                            self.put_back(upstream, &rx, sent, dispatched);
-                            shard.buffers.give(rx);
-                            (retry, None)
-                        }
-                    }
-                }
-                Outcome::NoHead { connected: false, .. } => {
-                    // Nothing of it has been sent this time.
-                    let replayable = self.replayable().or_else(|overflow| match overflow {
-                        true => Err(true),
-                        false => Ok(()),
-                    });
-                    (self.setback(Setback::Connect, replayable), None)
-                }
-                Outcome::NoHead { stale, .. } => {
-                    let replayable = match self.replayable() {
-                        // All of it that came is kept, and the rest follows.
-                        Err(false) if stale => Ok(()),
-                        other => other,
-                    };
-                    (self.setback(Setback::Transport, replayable), None)
-                }
-                Outcome::End(status) => return Next::End(status),
-                Outcome::Gone => return Next::Gone,
-            };
-            if let Retry::Exhausted(Exhausted::Body { overflow }) = retry {
-                self.told.not_replayable(&seen(self.client, self.desk, self.intake), backend, overflow);
+        self.told.attempt(&seen(self.client, self.desk, self.intake), &mut self.aloft, backend);
+        let outcome = self.attempt(dispatched, may_reuse).await;
+        self.count(dispatched, &outcome, may_reuse);
+        let (retry, reply) = match outcome {
+            Outcome::Answered(reply) => {
+                self.told.answered(self.client.shard.now(), self.desk.reply.status);
+                let signal = self.options().requires_retry_signal;
+                let Some(reason) = retry_reason(&self.desk.reply, &reply.rx, signal) else {
+                    return Next::Answer(reply);
+                };
+                self.told.retryable(reason);
+                let status = self.desk.reply.status;
+                let replayable = self.replayable();
+                (self.setback(Setback::Retryable { status, reason }, replayable), Some(reply))
             }
-            match (retry, setback) {
-                (Retry::Reconnect, _) => may_reuse = false,
-                (Retry::Route, _) => return Next::Route,
-                (Retry::Exhausted(Exhausted::Body { overflow: true }), _) => return Next::End(413),
-                (Retry::Exhausted(_), Some((upstream, rx, sent))) => {
-                    return Next::Answer { upstream, rx, sent, since };
+            Outcome::NoHead(lost) => {
+                let setback = match lost {
+                    Lost::Unconnected { .. } => Setback::Connect,
+                    Lost::Stale | Lost::Broken => Setback::Transport,
+                };
+                let replayable = match self.replayable() {
+                    // Nothing of it was read this time: what came is kept, and the rest follows.
+                    Err(false) if lost != Lost::Broken => Ok(()),
+                    other => other,
+                };
+                (self.setback(setback, replayable), None)
+            }
+            Outcome::End(status) => return Next::End(status),
+            Outcome::Gone => return Next::Gone,
+        };
+        if let Retry::Exhausted(Exhausted::Body { overflow }) = retry {
+            self.told.not_replayable(&seen(self.client, self.desk, self.intake), backend, overflow);
+        }
+        match (retry, reply) {
+            (Retry::Exhausted(Exhausted::Body { overflow: true }), _) => Next::End(413),
+            (Retry::Exhausted(_), Some(reply)) => Next::Answer(reply),
+            (Retry::Exhausted(_), None) => Next::End(502),
+            (retry, reply) => {
+                if let Some(reply) = reply {
+                    self.put_back(backend, reply);
                 }
-                (Retry::Exhausted(_), None) => return Next::End(502),
+                if retry == Retry::Reconnect { Next::Reconnect } else { Next::Route }
             }
         }
     }
@@ -306,23 +299,27 @@ impl Walk<'_> {
             self.client.timer.clear();
         }
         let overdue = shard.now() >= since.plus_ms(stargate.options.head_timeout_ms);
-        let no_head = |fault, errno, connected| {
+        let no_head = |fault, errno, lost| {
             shard.fault(backend, fault, errno);
-            Outcome::NoHead { connected, stale: false }
+            Outcome::NoHead(lost)
         };
         match attempt {
-            Attempt::Answered { upstream, rx, sent } => Outcome::Answered { upstream, rx, sent },
+            Attempt::Answered { upstream, rx, sent } => {
+                Outcome::Answered(Reply { upstream, rx, sent, since })
+            }
             // Cut by us.
             Attempt::Failed { .. } | Attempt::Unconnected { .. } if shard.phase.get() == Phase::Stopping => {
                 Outcome::End(503)
             }
-            Attempt::Stale => Outcome::NoHead { connected: true, stale: true },
-            Attempt::Unconnected { errno } => no_head(UpstreamFault::Connect, errno, false),
-            Attempt::Failed { fault, errno } => no_head(fault, errno, true),
+            Attempt::Stale => Outcome::NoHead(Lost::Stale),
+            Attempt::Unconnected { errno, replaces } => {
+                no_head(UpstreamFault::Connect, errno, Lost::Unconnected { again: replaces || !may_reuse })
+            }
+            Attempt::Failed { fault, errno } => no_head(fault, errno, Lost::Broken),
             Attempt::ClientGone => Outcome::Gone,
             // The limit for the head passed while the client was being waited for.
             Attempt::Refuse(Rejection::RequestTimeout, _) if overdue => {
-                no_head(UpstreamFault::HeadTimeout, 0, true)
+                no_head(UpstreamFault::HeadTimeout, 0, Lost::Broken)
             }
             Attempt::Refuse(rejection, _) => Outcome::End(rejection.row().status),
         }
@@ -340,28 +337,54 @@ impl Walk<'_> {
         retry
     }
 
-    /// The connection of an answer that goes nowhere serves again if the answer is all there.
-    fn put_back(&self, upstream: Upstream, rx: &[u8], sent: bool, dispatched: Dispatched) {
-        let reply = &self.desk.reply;
-        let body = &rx[reply.head_len..];
-        let read = BodyReader::new(reply.framing).advance(body);
-        let whole = read.is_ok_and(|read| read.done && read.consumed == body.len())
-            || reply.framing == Framing::None && body.is_empty();
-        if whole && sent && reply.keep_alive {
-            let shard = &self.client.shard;
-            shard.upstreams.checkin(dispatched.backend, upstream, Kind::Plain, shard.now());
+    /// Counts an attempt, and what became of its connection.
+    fn count(&mut self, dispatched: Dispatched, outcome: &Outcome, may_reuse: bool) {
+        let result = match outcome {
+            Outcome::Answered(_) => AttemptResult::Upstream(self.desk.reply.status),
+            Outcome::NoHead(_) => AttemptResult::Proxy(502),
+            Outcome::End(status) => AttemptResult::Proxy(*status),
+            Outcome::Gone => return,
+        };
+        let replaced = matches!(outcome, Outcome::Answered(reply) if reply.upstream.replaces);
+        let kept_bytes = self.intake.kept_bytes();
+        self.aloft.with(|router, flight| {
+            router.count_attempt(flight, result);
+            router.count_replay_bytes(flight, kept_bytes);
+            if replaced {
+                router.count_reconnect(flight);
+            }
+        });
+        let mut figures = self.client.shard.figures.borrow_mut();
+        let links = &mut figures.server(dispatched.backend).links;
+        match outcome {
+            Outcome::Answered(_) => {
+                links.stale += u64::from(replaced);
+                links.reconnects += u64::from(replaced || !may_reuse);
+            }
+            Outcome::NoHead(Lost::Unconnected { again }) => links.failed_reconnects += u64::from(*again),
+            Outcome::NoHead(Lost::Stale) => links.stale += 1,
+            Outcome::NoHead(Lost::Broken) => links.failed += 1,
+            Outcome::End(_) | Outcome::Gone => {}
         }
     }
 
+    /// The connection of an answer that goes nowhere serves again if the answer is all there.
+    fn put_back(&self, backend: BackendId, reply: Reply) {
+        let shard = &self.client.shard;
+        let head = &self.desk.reply;
+        let body = &reply.rx[head.head_len..];
+        let mut reader = BodyReader::new(head.framing);
+        let read = reader.advance(body);
+        let whole = read.is_ok_and(|read| read.consumed == body.len()) && reader.is_done();
+        if whole && reply.sent && head.keep_alive {
+            shard.upstreams.checkin(backend, reply.upstream, Kind::Plain, shard.now());
+        }
+        shard.buffers.give(reply.rx);
+    }
+
     /// The answer is the client's.
-    async fn relay(
-        mut self,
-        dispatched: Dispatched,
-        upstream: Upstream,
-        rx: Vec<u8>,
-        sent: bool,
-        since: Nanos,
-    ) -> After {
+    async fn relay(mut self, dispatched: Dispatched, reply: Reply) -> After {
+        let Reply { upstream, rx, sent, since } = reply;
         let backend = dispatched.backend;
         if !self.is_identity_sayable(dispatched) {
             upstream.socket.shutdown_both();

@@ -277,8 +277,8 @@ impl Intake {
         let Some(kept) = &mut self.kept else { return false };
         let begin = out.len();
         match self.framing {
-            Framing::Chunked => push_chunk(out, kept.next()),
-            _ => out.extend_from_slice(kept.next()),
+            Framing::Chunked => push_chunk(out, kept.next_piece()),
+            _ => out.extend_from_slice(kept.next_piece()),
         }
         if kept.drop_sent() {
             self.held.release();
@@ -302,10 +302,10 @@ impl Intake {
         if self.framing != Framing::Chunked || !self.whole() {
             return;
         }
-        if let Some(kept) = &mut self.kept {
-            if !kept.is_sent() || std::mem::replace(&mut kept.ended, true) {
-                return;
-            }
+        if let Some(kept) = &mut self.kept
+            && (!kept.is_sent() || std::mem::replace(&mut kept.ended, true))
+        {
+            return;
         }
         push_last_chunk(out, self.reader.trailers(), b"");
     }

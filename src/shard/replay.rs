@@ -57,7 +57,7 @@ impl Replay {
     }
 
     /// The next piece to send of what is held, at most [`LARGE_BYTES`]; it counts as sent.
-    pub fn next(&mut self) -> &[u8] {
+    pub fn next_piece(&mut self) -> &[u8] {
         let from = self.sent;
         self.sent = self.bytes.len().min(from + LARGE_BYTES);
         &self.bytes[from..self.sent]
@@ -101,7 +101,7 @@ mod tests {
         replay.rewind();
         let mut out = Vec::new();
         while !replay.is_sent() {
-            out.extend_from_slice(replay.next());
+            out.extend_from_slice(replay.next_piece());
         }
         out
     }
@@ -112,10 +112,10 @@ mod tests {
         let body: Vec<u8> = (0..2 * LARGE_BYTES + 5).map(|i| i as u8).collect();
         assert!(!replay.push(&body[..10], false, |n| n == 10));
         replay.rewind();
-        assert_eq!(replay.next(), &body[..10]);
+        assert_eq!(replay.next_piece(), &body[..10]);
         assert!(!replay.push(&body[10..], true, |_| true));
         assert!(replay.is_sent() && replay.held_bytes() == body.len());
-        assert_eq!(replay.next(), b"", "what went out as it came is not sent twice");
+        assert_eq!(replay.next_piece(), b"", "what went out as it came is not sent twice");
         assert_eq!(all(&mut replay), body);
         assert_eq!(all(&mut replay), body);
         assert!(!replay.is_lost());
@@ -129,7 +129,7 @@ mod tests {
         assert!(!replay.is_lost(), "nothing of it is gone yet");
         replay.rewind();
         assert!(replay.is_lost());
-        assert_eq!(replay.next(), b"123456789");
+        assert_eq!(replay.next_piece(), b"123456789");
         assert!(replay.drop_sent());
         assert_eq!((replay.held_bytes(), replay.is_sent()), (0, true));
         assert!(!replay.push(b"x", true, |_| panic!("nothing is held any more")));

@@ -261,17 +261,22 @@ pub(super) fn apply_connection(
     Ok(words)
 }
 
+/// The kinds that can be nominated.
+const OPEN: u32 = FieldKind::Other.bit()
+    | FieldKind::Authorization.bit()
+    | FieldKind::XApiKey.bit()
+    | FieldKind::TraceParent.bit()
+    | FieldKind::TraceState.bit()
+    | FieldKind::Steering.bit()
+    | FieldKind::Neighbourly.bit()
+    | FieldKind::ServerIdentity.bit()
+    | FieldKind::ClusterIdentity.bit();
+
 fn nominate(buf: &[u8], fields: &mut [Field], name: &[u8]) {
     for field in fields {
         // Framing, routing and content fields stay what they are, and so do the router's own: a gateway in front that
         // passes a client's nominations on must not lose the tier it has set. All hop-by-hop kinds are removed anyway.
-        let open = match field.kind {
-            FieldKind::Other | FieldKind::Authorization | FieldKind::XApiKey => true,
-            FieldKind::TraceParent | FieldKind::TraceState => true,
-            FieldKind::Steering | FieldKind::Neighbourly => true,
-            FieldKind::ServerIdentity | FieldKind::ClusterIdentity => true,
-            _ => false,
-        };
+        let open = OPEN & field.kind.bit() != 0;
         if open && field.name.of(buf).eq_ignore_ascii_case(name) {
             field.kind = FieldKind::Nominated;
         }

@@ -1,8 +1,9 @@
 //! A shard: one pinned thread with its own ring, listeners, connections and copy of all that a decision needs.
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
-//! * [`intake`] → [`asked`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
+//! * [`intake`] → [`asked`] → [`forward`] → [`attempt`] (→ [`upload`]) → [`relay`] ([`placed`]): body, server, answer. [`reply`]: answers of the router's own.
 //! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
+//! * [`stargate`]: the same for trusted listeners. [`nap`], [`waits`]: how tasks wait. [`replay`]: bodies that may be sent again.
 //! * [`memory`]: gives back what a burst took. [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
@@ -22,6 +23,7 @@ pub mod intake;
 pub mod lazy_write;
 pub mod listener;
 pub mod memory;
+pub mod nap;
 pub mod placed;
 pub mod relay;
 pub mod replay;
@@ -179,7 +181,7 @@ async fn keep_time(shard: Rc<Shard>) {
         let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0 || unsaid;
         match working || shard.phase.get() >= Phase::Draining {
             true => monoio::time::sleep(Duration::from_millis(SHARD_TICK_MS)).await,
-            false => shard.rest_timekeeper(Duration::from_millis(IDLE_TICK_MS)).await,
+            false => shard.timekeeper.sleep(Duration::from_millis(IDLE_TICK_MS)).await,
         }
         shard.tick();
         hear(&shard);

@@ -13,6 +13,7 @@ use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
 use super::memory::Memory;
+use super::nap::Nap;
 use super::stargate::desk::{Stargate, StargateOptions};
 use super::upstream::Upstreams;
 use super::waits::{GivenUp, Wait, Waits};
@@ -147,8 +148,8 @@ pub struct Shard {
     waits: Waits<Result<Placement, Rejection>>,
     drained_said: Cell<bool>,
     connections_said: Cell<u32>,
-    /// Wakes the timekeeper when it sleeps long.
-    timekeeper: RefCell<Option<Waker>>,
+    /// Where the timekeeper sleeps long; the next request wakes it.
+    pub timekeeper: Nap,
     /// When a request last came, for the spinner, and the spinner's waker while it rests.
     activity: Cell<Nanos>,
     spinner: RefCell<Option<Waker>>,
@@ -200,7 +201,7 @@ impl Shard {
             waits: Waits::default(),
             drained_said: Cell::new(false),
             connections_said: Cell::new(0),
-            timekeeper: RefCell::default(),
+            timekeeper: Nap::default(),
             activity: Cell::new(Nanos::ZERO),
             spinner: RefCell::default(),
         }
@@ -237,24 +238,7 @@ impl Shard {
         if let Some(waker) = self.spinner.borrow_mut().take() {
             waker.wake();
         }
-        let timekeeper = self.timekeeper.borrow_mut().take();
-        timekeeper.map(Waker::wake).is_some()
-    }
-
-    /// Sleeps for `rest`, or until the next request.
-    pub async fn rest_timekeeper(&self, rest: std::time::Duration) {
-        let mut sleep = std::pin::pin!(monoio::time::sleep(rest));
-        let mut asleep = false;
-        std::future::poll_fn(|cx| {
-            // Taken again: a request has come.
-            if std::mem::replace(&mut asleep, true) && self.timekeeper.borrow().is_none() {
-                return Poll::Ready(());
-            }
-            *self.timekeeper.borrow_mut() = Some(cx.waker().clone());
-            sleep.as_mut().poll(cx)
-        })
-        .await;
-        self.timekeeper.borrow_mut().take();
+        self.timekeeper.wake()
     }
 
     pub fn last_activity(&self) -> Nanos {

@@ -6,11 +6,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use super::super::nap::Nap;
 use super::super::state::Shard;
 use super::super::waits::{GivenUp, Wait, Waits};
 use crate::clock::Nanos;
@@ -64,7 +66,7 @@ pub struct Stargate {
     random: Cell<u64>,
     /// When the router's task wakes by itself, and how it is woken before that.
     alarm_at: Cell<Nanos>,
-    alarm: RefCell<Option<Waker>>,
+    alarm: Nap,
 }
 
 impl Stargate {
@@ -76,7 +78,7 @@ impl Stargate {
             router: RefCell::new(router),
             waits: Waits::default(),
             alarm_at: Cell::new(Nanos::NEVER),
-            alarm: RefCell::default(),
+            alarm: Nap::default(),
         }
     }
 
@@ -107,10 +109,8 @@ impl Stargate {
                 Urgency::Quiet | Urgency::Wake => port.send_kept(to, message, urgency),
             }
         }
-        if router.poll_timeout() < self.alarm_at.get()
-            && let Some(alarm) = self.alarm.borrow_mut().take()
-        {
-            alarm.wake();
+        if router.poll_timeout() < self.alarm_at.get() {
+            self.alarm.wake();
         }
     }
 
@@ -166,8 +166,8 @@ pub struct WaitForRoute {
 impl Future for WaitForRoute {
     type Output = Result<Dispatched, Refusal>;
 
-    fn poll(mut self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Self::Output> {
-        std::pin::Pin::new(&mut self.wait).poll(cx)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.wait).poll(cx)
     }
 }
 
@@ -195,17 +195,6 @@ pub async fn keep_appointments(shard: Rc<Shard>) {
         }
         stargate.alarm_at.set(at);
         let pause = Duration::from_nanos(at.since(now)).min(SLEEP_MAX);
-        let mut sleep = std::pin::pin!(monoio::time::sleep(pause));
-        let mut asleep = false;
-        std::future::poll_fn(|cx| {
-            // Taken: something is due earlier.
-            if std::mem::replace(&mut asleep, true) && stargate.alarm.borrow().is_none() {
-                return Poll::Ready(());
-            }
-            *stargate.alarm.borrow_mut() = Some(cx.waker().clone());
-            sleep.as_mut().poll(cx)
-        })
-        .await;
-        stargate.alarm.borrow_mut().take();
+        stargate.alarm.sleep(pause).await;
     }
 }

@@ -102,13 +102,19 @@ pub struct Field {
 /// [`FieldKind::RouterOwn`].
 #[inline(always)]
 pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
+    if name[0] | 0x20 == b'x' {
+        // A family of its own: most of what begins so is known here, or is nobody's.
+        return match of_x(name) {
+            FieldKind::Other if has_prefix(name, router_prefix) => FieldKind::RouterOwn,
+            kind => kind,
+        };
+    }
     match name.len() {
         2 if is(name, b"te") => return FieldKind::Te,
         4 if is(name, b"host") => return FieldKind::Host,
         6 if is(name, b"expect") => return FieldKind::Expect,
         7 if is(name, b"trailer") => return FieldKind::Trailer,
         7 if is(name, b"upgrade") => return FieldKind::Upgrade,
-        9 if is(name, b"x-api-key") => return FieldKind::XApiKey,
         10 if is(name, b"connection") => return FieldKind::Connection,
         10 if is(name, b"keep-alive") => return FieldKind::KeepAlive,
         10 if is(name, b"tracestate") => return FieldKind::TraceState,
@@ -124,43 +130,41 @@ pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
     if name[0] | 0x20 == b'p' && name.len() > 6 && is(&name[..6], b"proxy-") {
         return if is(name, b"proxy-connection") { FieldKind::ProxyConnection } else { FieldKind::ProxyAny };
     }
-    if name[0] | 0x20 == b'x'
-        && let Some(kind) = of_stargate(name)
-    {
-        return kind;
-    }
     if has_prefix(name, router_prefix) { FieldKind::RouterOwn } else { FieldKind::Other }
 }
 
-/// The kind of a field of the Stargate contract. `name` begins with `x` or `X`.
+/// The kind of a field whose name begins with `x` or `X`, the router's own aside.
 #[inline(always)]
-fn of_stargate(name: &[u8]) -> Option<FieldKind> {
-    match name.len() {
-        7 if is(name, b"x-model") => return Some(FieldKind::Steering),
-        10 if is(name, b"x-priority") => return Some(FieldKind::Steering),
-        13 if is(name, b"x-routing-key") || is(name, b"x-max-wait-ms") => return Some(FieldKind::Steering),
-        14 if is(name, b"x-input-tokens") => return Some(FieldKind::Steering),
-        16 if is(name, b"x-request-slo-ms") => return Some(FieldKind::Steering),
-        16 if is(name, b"x-routing-method") => return Some(FieldKind::Neighbourly),
-        20 if is(name, b"x-cache-affinity-key") => return Some(FieldKind::Steering),
-        21 if is(name, b"x-inference-server-id") => return Some(FieldKind::ServerIdentity),
-        22 if is(name, b"x-inference-server-url") => return Some(FieldKind::ServerIdentity),
-        ..=11 => return None,
-        _ => {}
+fn of_x(name: &[u8]) -> FieldKind {
+    // The letter behind `x-` leaves few.
+    match (name.get(2).map_or(0, |b| b | 0x20), name.len()) {
+        (b'a', 9) if is(name, b"x-api-key") => FieldKind::XApiKey,
+        (b'm', 7) if is(name, b"x-model") => FieldKind::Steering,
+        (b'm', 13) if is(name, b"x-max-wait-ms") => FieldKind::Steering,
+        (b'p', 10) if is(name, b"x-priority") => FieldKind::Steering,
+        (b'r', 13) if is(name, b"x-routing-key") => FieldKind::Steering,
+        (b'r', 16) if is(name, b"x-request-slo-ms") => FieldKind::Steering,
+        (b'r', 16) if is(name, b"x-routing-method") => FieldKind::Neighbourly,
+        (b'i', 14) if is(name, b"x-input-tokens") => FieldKind::Steering,
+        (b'i', 21) if is(name, b"x-inference-server-id") => FieldKind::ServerIdentity,
+        (b'i', 22) if is(name, b"x-inference-server-url") => FieldKind::ServerIdentity,
+        (b'c', 20) if is(name, b"x-cache-affinity-key") => FieldKind::Steering,
+        (b's', 12..) if is(&name[..11], b"x-stargate-") => of_stargate(&name[11..]),
+        _ => FieldKind::Other,
     }
-    let (family, own) = name.split_at(11);
-    if !is(family, b"x-stargate-") {
-        return None;
-    }
-    Some(match own.len() {
-        9 if is(own, b"retryable") => FieldKind::Neighbourly,
-        12 if is(own, b"retry-reason") => FieldKind::Neighbourly,
-        14 if is(own, b"retry-after-ms") => FieldKind::Neighbourly,
-        17 if is(own, b"expected-queue-ms") => FieldKind::Neighbourly,
-        10 if is(own, b"error-code") => FieldKind::Neighbourly,
-        10 if is(own, b"cluster-id") => FieldKind::ClusterIdentity,
+}
+
+/// The kind of a field called `x-stargate-` and `rest`.
+fn of_stargate(rest: &[u8]) -> FieldKind {
+    match rest.len() {
+        9 if is(rest, b"retryable") => FieldKind::Neighbourly,
+        12 if is(rest, b"retry-reason") => FieldKind::Neighbourly,
+        14 if is(rest, b"retry-after-ms") => FieldKind::Neighbourly,
+        17 if is(rest, b"expected-queue-ms") => FieldKind::Neighbourly,
+        10 if is(rest, b"error-code") => FieldKind::Neighbourly,
+        10 if is(rest, b"cluster-id") => FieldKind::ClusterIdentity,
         _ => FieldKind::Steering,
-    })
+    }
 }
 
 /// Bit 5 of each byte, which makes a capital a small letter.

@@ -5,6 +5,7 @@ use super::backend::prefix_memory::MemoryFigures;
 use super::error::Rejection;
 use super::ids::{ClientId, ShardId};
 use super::message::UpstreamFault;
+use super::stargate::figures::StargateFigures;
 use crate::clock::Nanos;
 
 /// Upper bounds of the latency buckets, in nanoseconds: 1-2.5-5 steps from 10 µs to 100 s.
@@ -129,6 +130,8 @@ pub struct ShardReport {
     pub first_token: Times,
     /// Time spent inside the router per request, queue wait aside.
     pub overhead: Times,
+    /// `None`: no listener follows the Stargate contract.
+    pub stargate: Option<Box<StargateFigures>>,
 }
 
 impl ShardReport {
@@ -152,6 +155,7 @@ impl ShardReport {
             queue_wait: Times::default(),
             first_token: Times::default(),
             overhead: Times::default(),
+            stargate: None,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,11 +16,14 @@ use crate::control::{self, Doors, Options};
 use crate::limits::SHARDS_MAX;
 use crate::mesh;
 use crate::proto::classify::caller::CallerRules;
+use crate::proto::config::lb_config::LbConfig;
 use crate::proto::config::{self, Cores, HalfClose, Settings};
 use crate::proto::dispatcher::DispatcherOptions;
 use crate::proto::http1::HeadLimits;
 use crate::proto::ids::ShardId;
+use crate::proto::stargate::target_router::TargetRouterOptions;
 use crate::runtime::Driver;
+use crate::shard::stargate::desk::{Levels, StargateOptions};
 use crate::shard::state::SessionLimits;
 use crate::shard::{self, ShardOptions, listener};
 
@@ -142,6 +146,7 @@ fn start(settings: &Settings, shown: &Shown) -> Result<u8, String> {
             port,
             listeners,
             clock,
+            stargate: trusted(settings, ShardId(index as u8), cores.len(), &debug_config),
         };
         thread::Builder::new()
             .name(format!("shard-{index}"))
@@ -264,6 +269,38 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
         total_timeout_ms: limits.total_timeout_ms,
         keepalive_timeout_ms: limits.keepalive_timeout_ms,
     }
+}
+
+/// What trusted listeners are started with; `None`: there is none.
+fn trusted(settings: &Settings, me: ShardId, shards: usize, debug_config: &str) -> Option<StargateOptions> {
+    if !settings.has_trusted_listener() {
+        return None;
+    }
+    let (limits, stargate) = (&settings.limits, &settings.stargate);
+    let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
+    Some(StargateOptions {
+        head: HeadLimits { nominations_void: true, ..HeadLimits::new(head_bytes_max, b"") },
+        router: TargetRouterOptions {
+            me,
+            shards,
+            max_connect_retries: stargate.max_connect_retries,
+            max_request_retries: stargate.max_request_retries,
+            grace_ms: stargate.deregistered_model_grace_ms,
+            seed: RandomState::new().build_hasher().finish(),
+        },
+        lb_config: settings.lb_config.clone().unwrap_or_else(|| Arc::new(LbConfig::permissive())),
+        replay_bytes_max: stargate.replay_bytes_max,
+        connect_timeout_ms: stargate.connect_timeout_ms,
+        head_timeout_ms: stargate.response_head_timeout_ms,
+        requires_retry_signal: stargate.require_retry_signal,
+        retry_budget_header: stargate.retry_budget_header.as_bytes().into(),
+        debug_config: debug_config.into(),
+        levels: Levels {
+            warn: tracing::enabled!(tracing::Level::WARN),
+            info: tracing::enabled!(tracing::Level::INFO),
+            debug: tracing::enabled!(tracing::Level::DEBUG),
+        },
+    })
 }
 
 /// Asks for as many descriptors as the connections may need: one for the client, one for the server.

@@ -5,7 +5,7 @@
 //! * [`state`]: what follows from that, and what the shards are told ([`port`]).
 //! * [`drain`], [`signals`]: how the process ends.
 //! * [`admin`], [`figures`], [`targets`], [`metrics`]: what operators see.
-//! * [`faults`]: what shards report, in a readable log.
+//! * [`faults`], `stargate_log`: what shards report, in a readable log.
 //!
 //! *Invariant*: nothing here blocks a shard; shards hear of changes through their rings. Nothing polls: tasks sleep until a
 //! socket, a timer or a wake-up descriptor moves.
@@ -26,6 +26,7 @@ pub mod registrations;
 pub mod resolve;
 pub mod scrape;
 pub mod signals;
+mod stargate_log;
 pub mod state;
 pub mod targets;
 pub mod watch;

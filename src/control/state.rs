@@ -381,6 +381,7 @@ impl<P: Port> State<P> {
                 info!(server = %name, shard = shard.0, "server back from the bench");
                 self.watched[backend.index()].benched_until = Nanos::ZERO;
             }
+            Notice::Stargate(notice) => super::stargate_log::log(&notice),
             Notice::Drained { shard } => {
                 debug!(shard = shard.0, "shard drained");
                 let orders = self.shutdown.handle_drained(shard);

@@ -11,6 +11,7 @@
 
 pub mod armed;
 pub mod asked;
+pub mod attempt;
 pub mod buffers;
 pub mod client;
 pub mod deadline;
@@ -21,11 +22,14 @@ pub mod intake;
 pub mod lazy_write;
 pub mod listener;
 pub mod memory;
+pub mod placed;
 pub mod relay;
+pub mod replay;
 pub mod reply;
 pub mod session;
 pub mod socket;
 pub mod spin;
+pub mod stargate;
 pub mod state;
 pub mod truth;
 pub mod upload;
@@ -38,6 +42,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use socket::Socket;
+use stargate::desk::StargateOptions;
 use state::{SessionLimits, Shard};
 
 use crate::clock::Clock;
@@ -71,6 +76,8 @@ pub struct ShardOptions {
     /// The same on every shard, in the same order, each with whose contract it follows.
     pub listeners: Vec<(TcpListener, Profile)>,
     pub clock: Clock,
+    /// Where some listener is trusted.
+    pub stargate: Option<StargateOptions>,
 }
 
 /// Runs a shard on the calling thread, for as long as the process lives. Says through its port how it started, or why it
@@ -113,6 +120,7 @@ async fn main(options: ShardOptions, nonblocking: bool) {
         options.port,
         options.catalog,
         options.listeners.iter().map(|(_, profile)| *profile).collect(),
+        options.stargate,
     ));
     // SAFETY: the descriptor stays open while the port, which the shard holds for good, lives.
     let wake = unsafe { BorrowedFd::borrow_raw(wake_fd) }.try_clone_to_owned().and_then(Socket::new);
@@ -132,6 +140,9 @@ async fn main(options: ShardOptions, nonblocking: bool) {
         spin::spawn(shard.clone(), options.spin_us);
     }
     monoio::spawn(listen_to_mesh(shard.clone(), wake));
+    if shard.stargate.is_some() {
+        monoio::spawn(stargate::desk::keep_appointments(shard.clone()));
+    }
     keep_time(shard).await;
 }
 
@@ -164,7 +175,8 @@ fn hear(shard: &Rc<Shard>) {
 async fn keep_time(shard: Rc<Shard>) {
     let mut next_housekeeping = shard.now().plus_ms(HOUSEKEEPING_MS);
     loop {
-        let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0;
+        let unsaid = shard.stargate.as_ref().is_some_and(|stargate| stargate.router.borrow().needs_flush());
+        let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0 || unsaid;
         match working || shard.phase.get() >= Phase::Draining {
             true => monoio::time::sleep(Duration::from_millis(SHARD_TICK_MS)).await,
             false => shard.rest_timekeeper(Duration::from_millis(IDLE_TICK_MS)).await,

@@ -16,6 +16,7 @@ use super::intake::{self, Intake, Stop};
 use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::reply::{self, Known};
 use super::socket::Socket;
+use super::stargate;
 use super::state::Shard;
 use crate::proto::classify::{Api, Endpoint, Prompt};
 use crate::proto::config::Profile;
@@ -116,6 +117,9 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         Head::Over => return After::Close,
         Head::Refused(rejection, what) => {
             let _active = Active::new(&shard);
+            if client.profile == Profile::Stargate {
+                return stargate::answer::refuse_head(client, rejection.row().status).await;
+            }
             reply::refuse(client, None, rejection, Some(what), &known, Api::OpenAi, true).await;
             return After::LingeringClose;
         }
@@ -129,6 +133,10 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
     if shard.active_now() {
         // It has slept for long: what its peers said meanwhile comes first.
         super::hear(&shard);
+    }
+    if client.profile == Profile::Stargate {
+        // On the heap, so that other connections need not carry it.
+        return Box::pin(stargate::exchange(client, desk, arrived)).await;
     }
     known.until = shard.deadline(shard.limits.total_timeout_ms);
     client.timer.cap(known.until);
@@ -176,11 +184,12 @@ enum Head {
 
 async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
     let shard = client.shard.clone();
+    let limits = shard.head_limits(client.profile);
     let mut scan = HeadScan::default();
     let mut begun = false;
     loop {
         if !client.unread().is_empty() {
-            match parse_request(client.unread(), &mut scan, &shard.limits.head, &mut desk.head) {
+            match parse_request(client.unread(), &mut scan, limits, &mut desk.head) {
                 Ok(Parse::Complete) => return Head::Complete,
                 Ok(Parse::Partial) => {}
                 Err(error) => return Head::Refused(error.rejection, error.what),
@@ -390,6 +399,7 @@ mod tests {
                 port,
                 Catalog::default(),
                 [Profile::OpenAi].into(),
+                None,
             ));
             let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let socket = Socket::new(ours.into()).unwrap();

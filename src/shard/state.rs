@@ -13,6 +13,7 @@ use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
 use super::memory::Memory;
+use super::stargate::desk::{Stargate, StargateOptions};
 use super::upstream::Upstreams;
 use super::waits::{GivenUp, Wait, Waits};
 use crate::clock::{Clock, Nanos};
@@ -63,6 +64,8 @@ pub struct Faces {
     pub reject_reason: Box<[u8]>,
     /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
+    /// By `BackendId`: what answers on trusted listeners say of it: id and URL.
+    pub identities: Vec<Box<[u8]>>,
     /// By `GroupId`: the pool line.
     pub groups: Vec<Box<[u8]>>,
     /// By `BackendId`: the server's own key, where it has one.
@@ -87,7 +90,12 @@ impl Faces {
             let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
             server.api_key.as_deref().map(own)
         };
+        let identity = |server: &Server| {
+            let (name, url) = (&server.name, &server.url);
+            bytes(format!("x-inference-server-id: {name}\r\nx-inference-server-url: {url}\r\n"))
+        };
         Faces {
+            identities: catalog.servers.iter().map(identity).collect(),
             credentials: catalog.servers.iter().map(credential).collect(),
             inflight: name("Inflight"),
             wait_ms: name("Wait-ms"),
@@ -112,6 +120,8 @@ pub struct Shard {
     pub limits: SessionLimits,
     /// Whose contract each listener follows.
     pub profiles: Box<[Profile]>,
+    /// Where some listener is trusted.
+    pub stargate: Option<Stargate>,
     pub header_prefix: Box<str>,
     pub buffers: Buffers,
     pub memory: Memory,
@@ -156,7 +166,12 @@ impl Shard {
         port: ShardPort,
         catalog: Catalog,
         profiles: Box<[Profile]>,
+        stargate: Option<StargateOptions>,
     ) -> Shard {
+        let stargate = stargate.map(Stargate::new);
+        if let Some(stargate) = &stargate {
+            stargate.router.borrow_mut().handle_layout(clock.now(), &catalog.stargate);
+        }
         Shard {
             id,
             shards,
@@ -164,6 +179,7 @@ impl Shard {
             now: Cell::new(clock.now()),
             limits,
             profiles,
+            stargate,
             header_prefix: header_prefix.into(),
             buffers: Buffers::default(),
             memory: Memory::default(),
@@ -200,6 +216,14 @@ impl Shard {
     /// The time at the last look at the clock, at most a tick old while there is work.
     pub fn now(&self) -> Nanos {
         self.now.get()
+    }
+
+    /// How heads are read on a listener of that profile, and those of its answers.
+    pub fn head_limits(&self, profile: Profile) -> &HeadLimits {
+        match (&self.stargate, profile) {
+            (Some(stargate), Profile::Stargate) => &stargate.options.head,
+            _ => &self.limits.head,
+        }
     }
 
     /// `ms` from now; 0 means never.
@@ -337,6 +361,11 @@ impl Shard {
         self.port.borrow_mut().poll(|from, message| match message {
             Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
             Message::Socket { fd, listener } => adopt(fd, listener),
+            message @ (Message::Live { .. } | Message::Since { .. } | Message::Sample { .. }) => {
+                if let Some(stargate) = &self.stargate {
+                    stargate.router.borrow_mut().handle_message(now, from, &message);
+                }
+            }
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
         });
         self.port.borrow_mut().poll_touches(now, |from, stage, touch| {
@@ -348,6 +377,9 @@ impl Shard {
             self.handle_update(now, update);
         }
         self.pump();
+        if let Some(stargate) = &self.stargate {
+            stargate.pump(&self.port);
+        }
     }
 
     fn handle_update(&self, now: Nanos, update: Update) {
@@ -375,6 +407,9 @@ impl Shard {
                     }
                     Phase::Stopping => {
                         self.refuse_waiting(now);
+                        if let Some(stargate) = &self.stargate {
+                            stargate.refuse_waiting(now);
+                        }
                         self.deadlines.close_all();
                     }
                     Phase::Serving | Phase::Settling => {}
@@ -386,6 +421,9 @@ impl Shard {
             }
         }
         self.dispatcher.borrow_mut().handle_update(now, &update);
+        if let Some(stargate) = &self.stargate {
+            stargate.router.borrow_mut().handle_update(now, &update);
+        }
     }
 
     /// Whoever waits for a server hears that there will be none.
@@ -411,6 +449,7 @@ impl Shard {
             queue_wait: figures.queue_wait.clone(),
             first_token: figures.first_token.clone(),
             overhead: figures.overhead.clone(),
+            stargate: self.stargate.as_ref().map(|stargate| Box::new(stargate.router.borrow().figures())),
             servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
             ..ShardReport::new(self.id)
         };
@@ -423,6 +462,7 @@ impl Shard {
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
+                server.links = counts.links;
                 server.faults = counts.faults;
                 server.prefix_matched = counts.prefix.matched_blocks;
                 server.prefix_total = counts.prefix.total_blocks;
@@ -444,6 +484,9 @@ impl Shard {
             dispatcher.flush(now);
         }
         self.pump();
+        if let Some(stargate) = &self.stargate {
+            stargate.tick(now, &self.port);
+        }
         let (connections, active) = {
             let figures = self.figures.borrow();
             (figures.connections, figures.active)

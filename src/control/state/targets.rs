@@ -466,3 +466,6 @@ fn registered(id: &str, url: &ServerUrl) -> Server {
         removed: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

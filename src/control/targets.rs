@@ -423,15 +423,15 @@ mod tests {
             ),
             format!(r#"stargate_active_inference_servers{{{target}}} 2"#),
             format!(
-                r#"stargate_proxy_duration_seconds_bucket{{le="0.001",{target},inference_server_id="a"}} 1"#
+                r#"stargate_proxy_duration_seconds_bucket{{{target},inference_server_id="a",le="0.001"}} 1"#
             ),
             format!(
-                r#"stargate_proxy_duration_seconds_bucket{{le="0.01",{target},inference_server_id="a"}} 5"#
+                r#"stargate_proxy_duration_seconds_bucket{{{target},inference_server_id="a",le="0.01"}} 5"#
             ),
             format!(r#"stargate_proxy_duration_seconds_sum{{{target},inference_server_id="a"}} 0.033"#),
-            format!(r#"stargate_routing_duration_seconds_bucket{{le="0.1",{target}}} 8"#),
-            format!(r#"stargate_routing_duration_seconds_bucket{{le="+Inf",{target}}} 9"#),
-            r#"stargate_proxy_replay_buffer_bytes_bucket{le="1024.0",model="m"} 9"#.to_owned(),
+            format!(r#"stargate_routing_duration_seconds_bucket{{{target},le="0.1"}} 8"#),
+            format!(r#"stargate_routing_duration_seconds_bucket{{{target},le="+Inf"}} 9"#),
+            r#"stargate_proxy_replay_buffer_bytes_bucket{model="m",le="1024"} 9"#.to_owned(),
             r#"stargate_proxy_replay_buffer_bytes_count{model="m"} 9"#.to_owned(),
             r#"stargate_routing_expressions_total{algorithm="pulsar",cache="hit"} 6"#.to_owned(),
             "stargate_routing_expression_cache_entries 1".to_owned(),

@@ -420,7 +420,7 @@ mod tests {
                 "models.n.status: (missing): expected \"active\" or \"inactive\"",
                 "models.n.stats: []: expected an object",
                 "models.o: null: expected an object: {\"status\":\"active\",\"stats\":{…}}",
-                "api_key: (not shown): unknown field; expected url, cluster_id, routing_key, ttl_ms, lease, models",
+                "api_key: (not shown): unknown field; nearest known field: \"routing_key\"",
                 "cluster: \"c\": unknown field; nearest known field: \"cluster_id\"",
             ]
         );

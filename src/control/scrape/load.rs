@@ -72,7 +72,7 @@ pub fn read_load(body: &[u8]) -> Load {
     let mut load = Load::default();
     // By figure and part of the engine: parts add up, copies of one part don't.
     let mut parts: BTreeMap<(Figure, String), f64> = BTreeMap::new();
-    for (name, labels, value) in text.lines().filter_map(sample) {
+    for (name, labels, value) in text.lines().filter_map(sample).filter(|(_, _, value)| value.is_finite()) {
         let Some((engine, figure)) = figure(name) else { continue };
         load.engine = engine;
         let part = label(labels, if engine == EngineMetrics::Vllm { "engine" } else { "dp_rank" });

@@ -171,7 +171,7 @@ fn what_closes_a_registration_takes_it_out_at_once() {
     state.handle_check(NEW, ms(2), ms(2), Ok(0));
     let from = count(&port);
     let moved = state.register(ms(3), "r", renewal(&opened, "http://10.0.0.8:80", M));
-    assert_eq!(moved, Err(Refused::Moved { field: "url", was: "http://10.0.0.9".into() }));
+    assert_eq!(moved, Err(Refused::Moved { field: "url", was: "http://10.0.0.9:80".into() }));
     assert_eq!(told(&port, from), ["health 1 false"]);
     assert!(state.catalog().server(NEW).removed && state.life(NEW) == 1 && state.changed());
     state.publish(ms(4));

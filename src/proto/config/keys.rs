@@ -152,7 +152,7 @@ pub(super) fn list(words: &[&str]) -> String {
 }
 
 /// The word of `known` that `text` was probably meant to be. `None`: nothing is like it.
-pub(super) fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
+pub(crate) fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
     let text = text.to_lowercase();
     known
         .iter()

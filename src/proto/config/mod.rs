@@ -29,13 +29,15 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+pub(crate) use fault::shorten;
 pub use fault::{Fault, Faults};
+pub(crate) use keys::nearest;
 pub use live::ServerChange;
 pub use overlay::{Override, Place};
 pub use pools::{PoolSettings, Secret, ServerSettings};
 pub use sections::{
     Cores, Driver, EngineMetrics, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile,
-    Runtime, Stargate, TTL_MS_MIN,
+    Runtime, Stargate, TTL_MS_MAX, TTL_MS_MIN,
 };
 pub use url::{Host, ServerUrl};
 

@@ -272,24 +272,27 @@ fn is_easier(old: &Stats, new: &Stats) -> bool {
         || new.max_input_tps > old.max_input_tps
         || new.kv.free_tokens > old.kv.free_tokens
         || new.kv.capacity_tokens > old.kv.capacity_tokens
-        || is_lower(&old.queue_times, &new.queue_times)
+        || is_lower(old, new)
 }
 
 /// Whether some priority waits less than before.
-fn is_lower(old: &QueueTimes, new: &QueueTimes) -> bool {
-    if old == new {
+fn is_lower(old: &Stats, new: &Stats) -> bool {
+    if old.queue_times == new.queue_times {
         return false;
     }
-    // Where either has none, the queue as a whole speaks.
-    if old.is_empty() || new.is_empty() {
-        return true;
+    let keys = old.queue_times.iter().chain(&new.queue_times).map(|(key, _)| *key);
+    keys.into_iter().any(|key| queue_time(new, key) < queue_time(old, key))
+}
+
+/// Free slots or not; later than any time where it is not known.
+fn queue_time(stats: &Stats, priority: u32) -> u64 {
+    let times = &stats.queue_times;
+    if times.is_empty() {
+        // Where there are no times, the queue as a whole speaks.
+        return delta_ms(stats.queued_input_size, stats.last_mean_input_tps).unwrap_or(u64::MAX);
     }
-    let at = |times: &QueueTimes, priority: u32| {
-        let above = times.partition_point(|(key, _)| *key <= priority);
-        if above == 0 { 0 } else { times[above - 1].1 }
-    };
-    let keys = old.iter().chain(new).map(|(key, _)| *key);
-    keys.into_iter().any(|key| at(new, key) < at(old, key))
+    let above = times.partition_point(|(key, _)| *key <= priority);
+    if above == 0 { 0 } else { times[above - 1].1 }
 }
 
 #[cfg(test)]

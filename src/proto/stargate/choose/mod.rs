@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `sample` | power-of-n, round-robin, random: no look at the whole fleet |
 //! | `widen` | what the two widening algorithms share: buckets by time to first token that open one after the other |
+//! | `times` | estimated times of many clusters |
 //! | `wait_and_widen` | wait-and-widen: an affinity group first, then all |
 //! | `pulsar` | pulsar: the best of a key's ranking |
 //! | `pulsar_wait_and_widen` | pulsar-wait-and-widen: a ranking that opens band by band |
@@ -13,6 +14,7 @@
 pub mod pulsar;
 pub mod pulsar_wait_and_widen;
 pub mod sample;
+pub mod times;
 pub mod wait_and_widen;
 pub mod widen;
 

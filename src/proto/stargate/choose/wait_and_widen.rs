@@ -12,7 +12,8 @@ use super::super::balancer::{Ask, Choice, Selection};
 use super::super::random::Rng;
 use super::super::ring::Ring;
 use super::super::stats::Cluster;
-use super::widen::{All, By, Closed, Rules, Scratch, select};
+use super::times::All;
+use super::widen::{By, Closed, Rules, Scratch, select};
 use super::{earlier, ms_to_ns};
 use crate::proto::config::lb_config::WaitAndWiden;
 

@@ -17,9 +17,10 @@
 //! *Source*: the Stargate rules, section 2.4.
 
 use super::super::balancer::Ask;
-use super::super::estimate::{has_capacity, prefill_ms, queue_ms, rtt_ms, score};
+use super::super::estimate::{has_capacity, queue_ms, score};
 use super::super::random::Rng;
 use super::super::stats::Cluster;
+use super::times::{Counted, Members, take_times};
 use crate::proto::config::lb_config::{Comparator, Widen};
 
 /// Draw one by one up to this n; beyond it, the open clusters are listed first.
@@ -46,47 +47,6 @@ pub struct Rules<'a> {
     pub elapsed_ns: u64,
     /// What the request's own prefill counts for.
     pub scale: f64,
-}
-
-/// Clusters to select from: all, or some by index.
-pub trait Members: Copy {
-    fn count(self) -> usize;
-    fn index(self, position: usize) -> usize;
-    fn cluster(self, clusters: &[Cluster], position: usize) -> &Cluster;
-}
-
-/// All of so many clusters.
-#[derive(Clone, Copy, Debug)]
-pub struct All(pub usize);
-
-impl Members for All {
-    #[inline]
-    fn count(self) -> usize {
-        self.0
-    }
-    #[inline]
-    fn index(self, position: usize) -> usize {
-        position
-    }
-    #[inline]
-    fn cluster(self, clusters: &[Cluster], position: usize) -> &Cluster {
-        &clusters[position]
-    }
-}
-
-impl Members for &[u32] {
-    #[inline]
-    fn count(self) -> usize {
-        self.len()
-    }
-    #[inline]
-    fn index(self, position: usize) -> usize {
-        self[position] as usize
-    }
-    #[inline]
-    fn cluster(self, clusters: &[Cluster], position: usize) -> &Cluster {
-        &clusters[self[position] as usize]
-    }
 }
 
 /// A cluster was chosen.
@@ -157,7 +117,8 @@ pub fn select<M: Members>(
     rng: &mut Rng,
 ) -> Result<Pick, Closed> {
     let allowed_ms = Bounds::of(rules.widen).map_or(f64::INFINITY, |bounds| bounds.allowed_ms(ask));
-    let first = take_times(rules, clusters, members, ask, allowed_ms, &mut scratch.times);
+    let counted = Counted::of(rules.widen, rules.scale, ask);
+    let first = take_times(counted, clusters, members, ask, allowed_ms, &mut scratch.times);
     if first == f64::INFINITY {
         let bounds_ns = bounds_open_ns(rules, clusters, members, ask);
         return Err(Closed { bucket_ns: None, bounds_ns });
@@ -184,58 +145,15 @@ pub fn select<M: Members>(
     }
 }
 
-/// Writes the members' times to first token; gives the least.
-#[inline]
-fn take_times<M: Members>(
-    rules: &Rules<'_>,
-    clusters: &[Cluster],
-    members: M,
-    ask: &Ask<'_>,
-    allowed_ms: f64,
-    times: &mut Vec<f64>,
-) -> f64 {
-    let mut first = f64::INFINITY;
-    let counted = Prefill::of(rules, ask);
-    let ignore_queue = rules.widen.ignore_queue_time;
-    times.clear();
-    times.extend((0..members.count()).map(|position| {
-        let cluster = members.cluster(clusters, position);
-        let queue = queue_ms(&cluster.stats, ask.priority);
-        if queue > allowed_ms || ask.excludes(members.index(position)) {
-            return f64::INFINITY;
-        }
-        let queue = if ignore_queue { 0.0 } else { queue };
-        let time = rtt_ms(cluster) + queue + counted.ms(cluster);
-        first = if time < first { time } else { first };
-        time
-    }));
-    first
-}
-
-/// How much of a request's input counts.
-#[derive(Clone, Copy)]
-struct Prefill {
-    tokens: f64,
-    nothing: bool,
-}
-
-impl Prefill {
-    fn of(rules: &Rules<'_>, ask: &Ask<'_>) -> Prefill {
-        if rules.widen.ignore_input_processing_time {
-            Prefill { tokens: 0.0, nothing: true }
-        } else {
-            Prefill { tokens: ask.input_tokens as f64 * rules.scale, nothing: ask.input_tokens == 0 }
-        }
-    }
-
-    #[inline]
-    fn ms(self, cluster: &Cluster) -> f64 {
-        prefill_ms(self.tokens, self.nothing, cluster.stats.last_mean_input_tps)
-    }
-}
-
 /// Opens buckets one after the other, as far as the wait suffices.
 fn widen(reach: &mut Reach, times: &[f64], sorted: &mut Vec<f64>) {
+    let last =
+        times.iter().filter(|time| **time < f64::INFINITY).fold(0.0, |last: f64, time| last.max(*time));
+    // All buckets together need the whole distance times the factor, rounded a little at each of them.
+    if (last - reach.start) * reach.factor * (1.0 + 1e-6) < reach.slept_ms {
+        reach.start = f64::MAX;
+        return;
+    }
     for _ in 0..PASSES_MAX {
         let mut next = f64::INFINITY;
         for time in times {
@@ -247,19 +165,14 @@ fn widen(reach: &mut Reach, times: &[f64], sorted: &mut Vec<f64>) {
             return;
         }
     }
-    sort_beyond(reach, times.iter().copied(), sorted);
+    sorted.clear();
+    sorted.extend(times.iter().filter(|time| **time < f64::INFINITY && !reach.within(**time)));
+    sorted.sort_unstable_by(f64::total_cmp);
     for time in sorted {
         if !reach.within(*time) && !reach.open(*time) {
             return;
         }
     }
-}
-
-/// The finite times beyond the last open bucket, ascending.
-fn sort_beyond(reach: &Reach, times: impl Iterator<Item = f64>, sorted: &mut Vec<f64>) {
-    sorted.clear();
-    sorted.extend(times.filter(|time| *time < f64::INFINITY && !reach.within(*time)));
-    sorted.sort_unstable_by(f64::total_cmp);
 }
 
 /// Draws up to n open clusters with capacity, and chooses the best of them.
@@ -274,50 +187,73 @@ fn draw<M: Members>(
 ) -> Option<Pick> {
     let count = members.count();
     let n = usize::try_from(rules.widen.n).unwrap_or(usize::MAX).max(1);
+    let times = &scratch.times[..];
     let open = |position: usize| {
-        reach.within(scratch.times[position])
-            && has_capacity(&members.cluster(clusters, position).stats, rules.max_queued)
+        reach.within(times[position])
+            && has_capacity(&clusters[members.index(position)].stats, rules.max_queued)
     };
-    let mut best = Best::new(rules.by, ask);
     if n <= DRAWN_MAX && n <= count {
-        let mut drawn = [usize::MAX; DRAWN_MAX];
+        let mut drawn = [0; DRAWN_MAX];
         let mut held = 0;
         for _ in 0..n + 4 {
-            let position = rng.below(count);
-            if open(position) && !drawn[..held].contains(&position) {
+            let position = rng.below(count) as u32;
+            if open(position as usize) && !drawn[..held].contains(&position) {
                 drawn[held] = position;
                 held += 1;
                 if held == n {
-                    for position in &drawn[..n] {
-                        best.show(members.index(*position), members.cluster(clusters, *position));
-                    }
-                    return best.pick();
+                    return Some(best(rules, clusters, members, ask, times, &drawn[..n]));
                 }
             }
         }
     }
     // Few are open, or many are wanted.
-    scratch.open.clear();
-    for position in 0..count {
-        if open(position) {
-            scratch.open.push(position as u32);
-        }
+    let listed = &mut scratch.open;
+    listed.clear();
+    listed.extend((0..count as u32).filter(|position| open(*position as usize)));
+    let found = listed.len();
+    let n = n.min(found);
+    for held in 0..n {
+        listed.swap(held, held + rng.below(found - held));
     }
-    let found = scratch.open.len();
-    for held in 0..n.min(found) {
-        scratch.open.swap(held, held + rng.below(found - held));
-        let position = scratch.open[held] as usize;
-        best.show(members.index(position), members.cluster(clusters, position));
+    if n == 0 {
+        return None;
     }
-    best.pick()
+    Some(best(rules, clusters, members, ask, times, &scratch.open[..n]))
 }
 
-/// The best cluster so far.
-struct Best<'a> {
-    by: By,
-    ask: &'a Ask<'a>,
-    held: Option<(usize, Merit)>,
-    shown: u32,
+/// The best of the positions drawn, of which there is at least one.
+#[inline]
+fn best<M: Members>(
+    rules: &Rules<'_>,
+    clusters: &[Cluster],
+    members: M,
+    ask: &Ask<'_>,
+    times: &[f64],
+    drawn: &[u32],
+) -> Pick {
+    let widen = rules.widen;
+    let mut held = drawn[0];
+    if rules.by == By::Score(Comparator::Ttft)
+        // Scores are never scaled, and count what the settings may ignore.
+        && rules.scale == 1.0
+        && !(widen.ignore_queue_time || widen.ignore_input_processing_time)
+    {
+        for position in &drawn[1..] {
+            if times[*position as usize] < times[held as usize] {
+                held = *position;
+            }
+        }
+    } else {
+        let merit = |position: u32| Merit::of(rules.by, &clusters[members.index(position as usize)], ask);
+        let mut most = merit(held);
+        for position in &drawn[1..] {
+            let merit = merit(*position);
+            if merit.beats(&most) {
+                (most, held) = (merit, *position);
+            }
+        }
+    }
+    Pick { index: members.index(held as usize), considered: drawn.len() as u32 }
 }
 
 /// What a cluster is compared by.
@@ -329,6 +265,22 @@ struct Merit {
 }
 
 impl Merit {
+    fn of(by: By, cluster: &Cluster, ask: &Ask<'_>) -> Merit {
+        match by {
+            // Equal scores are equal merits.
+            By::Score(comparator) => Merit {
+                score: score(comparator, cluster, ask.input_tokens, ask.priority),
+                running: 0,
+                limit: 0,
+            },
+            By::QueueThenLoad => Merit {
+                score: queue_ms(&cluster.stats, ask.priority).to_bits(),
+                running: cluster.stats.num_running_queries,
+                limit: cluster.stats.max_engine_concurrency,
+            },
+        }
+    }
+
     fn beats(&self, other: &Merit) -> bool {
         if self.score != other.score {
             return self.score < other.score;
@@ -338,37 +290,6 @@ impl Merit {
         }
         // One division each, as the rules have it, so that what is equal by them is equal here.
         (self.running as f64 / self.limit as f64) < (other.running as f64 / other.limit as f64)
-    }
-}
-
-impl<'a> Best<'a> {
-    fn new(by: By, ask: &'a Ask<'a>) -> Best<'a> {
-        Best { by, ask, held: None, shown: 0 }
-    }
-
-    #[inline]
-    fn show(&mut self, index: usize, cluster: &Cluster) {
-        let merit = match self.by {
-            // Equal scores are equal merits.
-            By::Score(comparator) => Merit {
-                score: score(comparator, cluster, self.ask.input_tokens, self.ask.priority),
-                running: 0,
-                limit: 0,
-            },
-            By::QueueThenLoad => Merit {
-                score: queue_ms(&cluster.stats, self.ask.priority).to_bits(),
-                running: cluster.stats.num_running_queries,
-                limit: cluster.stats.max_engine_concurrency,
-            },
-        };
-        self.shown += 1;
-        if self.held.is_none_or(|(_, best)| merit.beats(&best)) {
-            self.held = Some((index, merit));
-        }
-    }
-
-    fn pick(self) -> Option<Pick> {
-        self.held.map(|(index, _)| Pick { index, considered: self.shown })
     }
 }
 
@@ -382,27 +303,37 @@ fn bucket_opens_ns<M: Members>(
     scratch: &mut Scratch,
 ) -> Option<u64> {
     let mut useful = f64::INFINITY;
-    for (position, time) in scratch.times.iter().enumerate() {
-        if *time < useful
-            && !reach.within(*time)
-            && has_capacity(&members.cluster(clusters, position).stats, rules.max_queued)
-        {
+    for ((_, cluster), time) in members.each(clusters).zip(&scratch.times) {
+        if *time < useful && !reach.within(*time) && has_capacity(&cluster.stats, rules.max_queued) {
             useful = *time;
         }
     }
     if useful == f64::INFINITY {
         return None;
     }
-    let nearer = scratch.times.iter().copied().filter(|time| *time <= useful);
-    sort_beyond(&reach, nearer, &mut scratch.sorted);
+    let sorted = &mut scratch.sorted;
+    sorted.clear();
+    sorted.extend(scratch.times.iter().filter(|time| **time <= useful));
+    sorted.sort_unstable_by(f64::total_cmp);
+    let first = Reach { start: sorted[0], ..reach };
     let mut wait_ms = -reach.slept_ms;
-    for time in &scratch.sorted {
+    for time in &*sorted {
         if !reach.within(*time) {
             wait_ms += (time - reach.start) * reach.factor;
             reach.start = *time;
         }
     }
-    Some(at_least_1_ns(wait_ms))
+    let mut ns = at_least_1_ns(wait_ms);
+    // Whoever waits that long walks the buckets, and rounds at each of them.
+    for _ in 0..3 {
+        let slept_ms = rules.elapsed_ns.saturating_add(ns) as f64 / 1e6;
+        let mut then = Reach { slept_ms, ..first };
+        if sorted.iter().all(|time| then.within(*time) || then.open(*time)) {
+            break;
+        }
+        ns = ns.saturating_add(1);
+    }
+    Some(ns)
 }
 
 /// Rounded up, so that the time has come when it is over.
@@ -456,14 +387,13 @@ fn bounds_open_ns<M: Members>(
 ) -> Option<u64> {
     let bounds = Bounds::of(rules.widen)?;
     ask.slo_ms?;
-    let prefill = Prefill::of(rules, ask);
+    let counted = Counted::of(rules.widen, rules.scale, ask);
     let elapsed_ms = ask.elapsed_ns as f64 / 1e6;
     let mut opens_ms: Option<f64> = None;
-    for position in 0..members.count() {
-        let cluster = members.cluster(clusters, position);
-        let usable = !ask.excludes(members.index(position))
+    for (index, cluster) in members.each(clusters) {
+        let usable = !ask.excludes(index)
             && has_capacity(&cluster.stats, rules.max_queued)
-            && prefill.ms(cluster) < f64::INFINITY;
+            && counted.prefill_ms(cluster) < f64::INFINITY;
         if !usable {
             continue;
         }

@@ -252,6 +252,16 @@ impl Progress {
         }
     }
 
+    /// A line that stays.
+    fn note(&mut self, text: &str) {
+        if !self.quiet {
+            self.show(text);
+            if self.terminal {
+                let _ = writeln!(io::stderr());
+            }
+        }
+    }
+
     fn bar(&mut self, what: &str, done: usize, all: usize) {
         if self.quiet || !self.terminal {
             return;

@@ -180,7 +180,8 @@ fn killing_an_engine_fails_only_what_it_had() {
     assert!(failed.len() <= CLIENTS, "more failed than were in flight: {failed:#?}");
     for outcome in &failed {
         assert!(
-            outcome.begun <= dead,
+            // On a busy machine the router's core hears of the death a little later than this one.
+            outcome.begun <= dead + ms(10),
             "a request that began {:?} after the death failed: {outcome:?}",
             outcome.begun - dead
         );

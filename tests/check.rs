@@ -80,7 +80,7 @@ fn a_good_file_prints_as_the_effective_file_that_prints_as_itself() {
     assert_eq!((code(&again), stdout(&again), stderr(&again)), (0, text, ""), "from another folder too");
 }
 
-/// CONFIGURATION.md names every key that there is, and no other, each with its true default.
+/// src/proto/config/README.md names every key that there is, and no other, each with its true default.
 #[test]
 fn the_table_of_keys_is_true() {
     fn walk(value: &toml::Value, path: &str, found: &mut BTreeMap<String, String>) {
@@ -96,7 +96,8 @@ fn the_table_of_keys_is_true() {
             other => drop(found.insert(path.to_owned(), other.to_string())),
         }
     }
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/CONFIGURATION.md")).unwrap();
+    let text =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/proto/config/README.md")).unwrap();
     let mut told = BTreeMap::new();
     let mut sections: Vec<String> = Vec::new();
     for line in text.lines() {

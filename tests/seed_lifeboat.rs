@@ -325,9 +325,14 @@ mod kv_aware {
     /// never allowed to become a hot spot."
     #[test]
     fn a_popular_prefix_makes_no_hot_spot() {
+        hot_spot(&[], 12.0, 1.0);
+        hot_spot(&["kv = { affinity_slack_abs = 2, affinity_slack_rel = 0.25 }"], 2.0, 0.25);
+    }
+
+    fn hot_spot(pool: &[&str], slack_abs: f64, slack_rel: f64) {
         let gate = Gate::new();
         let engines: Vec<Engine> = (0..4).map(|_| holding(&gate)).collect();
-        let router = router_over(&engines, "kv-aware", &[], &["max_concurrency = 0"]);
+        let router = router_over(&engines, "kv-aware", pool, &["max_concurrency = 0"]);
         let shared = words(11, 8000);
         let mut clients = Vec::new();
         for number in 0..40u64 {
@@ -343,9 +348,11 @@ mod kv_aware {
             });
             let active = engines.iter().map(Engine::active);
             let (min, max) = (active.clone().min().expect("four"), active.max().expect("four"));
-            // The window is two requests or a quarter of the least load, and one comes on top.
-            assert!(max as f64 <= min as f64 + f64::max(2.0, 0.25 * min as f64) + 1.0, "{min} to {max}");
+            // The window's slack, and one comes on top.
+            assert!(max as f64 <= min as f64 + slack_abs.max(slack_rel * min as f64) + 1.0, "{min} to {max}");
         }
+        let most = engines.iter().map(Engine::active).max();
+        assert!(most <= Some(15), "ten each is fair, {most:?} too many");
         gate.open();
         for client in &mut clients {
             server(&client.response());

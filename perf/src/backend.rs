@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::http::{self, Framing};
 use crate::payload::{self, Answer, Recipe};
+use crate::prompts;
 
 const PIPELINE_BYTES_MAX: usize = 1 << 20;
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -53,8 +54,10 @@ pub enum Action {
 pub struct Backend {
     /// For requests without a recipe header; their bodies are not checked.
     default: Recipe,
-    bodies: HashMap<(usize, bool), Arc<[u8]>>,
-    answers: HashMap<usize, Arc<[u8]>>,
+    bodies: HashMap<(usize, bool, Option<u32>), Arc<[u8]>>,
+    answers: HashMap<(usize, Option<u32>), Arc<[u8]>>,
+    /// By conversation, the listener at which its last turn came in. Those that are over are forgotten.
+    homes: HashMap<u32, u32>,
     pub counts: Counts,
 }
 
@@ -70,33 +73,94 @@ pub struct Counts {
     pub refused: u64,
     /// Connections that ended with a request or an answer unfinished.
     pub cut: u64,
+    /// Turns of conversations other than the first, and how many of them came to the server that had the turn before.
+    pub turns_later: u64,
+    pub turns_at_home: u64,
     /// The last reason for a refusal.
     pub example: Option<String>,
 }
 
 impl Backend {
     pub fn new(default: Recipe) -> Backend {
-        Backend { default, bodies: HashMap::new(), answers: HashMap::new(), counts: Counts::default() }
-    }
-
-    fn body(&mut self, recipe: &Recipe) -> Result<Arc<[u8]>, String> {
-        let key = (recipe.body_len, recipe.streams());
-        if let Some(body) = self.bodies.get(&key) {
-            return Ok(body.clone());
+        Backend {
+            default,
+            bodies: HashMap::new(),
+            answers: HashMap::new(),
+            homes: HashMap::new(),
+            counts: Counts::default(),
         }
-        let body: Arc<[u8]> = payload::request_body(key.0, key.1)?.into();
-        self.bodies.insert(key, body.clone());
-        Ok(body)
     }
 
-    fn answer(&mut self, length: usize) -> Result<Arc<[u8]>, String> {
-        if let Some(answer) = self.answers.get(&length) {
+    fn check(&mut self, recipe: &Recipe) -> Result<Check, String> {
+        let (turn, number) = match recipe.answer {
+            Answer::Chat { conversation, turn } => {
+                (Some(turn), Some((prompts::number_at(recipe.body_len), prompts::digits(conversation))))
+            }
+            _ => (None, None),
+        };
+        let key = (recipe.body_len, recipe.streams(), turn);
+        if let Some(body) = self.bodies.get(&key) {
+            return Ok(Check { body: body.clone(), number });
+        }
+        let body: Arc<[u8]> = recipe.body()?.into();
+        self.bodies.insert(key, body.clone());
+        Ok(Check { body, number })
+    }
+
+    /// The whole answer to `recipe`, which is not a stream.
+    fn answer(&mut self, recipe: &Recipe) -> Result<Arc<[u8]>, String> {
+        let key = match recipe.answer {
+            Answer::Json { len, .. } => (len, None),
+            Answer::Chat { turn, .. } => (recipe.body_len, Some(turn)),
+            Answer::Events { .. } => unreachable!("called for a JSON answer only"),
+        };
+        if let Some(answer) = self.answers.get(&key) {
             return Ok(answer.clone());
         }
-        let whole = payload::response("200 OK", "application/json", &payload::answer_body(length)?);
-        let answer: Arc<[u8]> = whole.into();
-        self.answers.insert(length, answer.clone());
+        let body = match key {
+            (len, None) => payload::answer_body(len)?,
+            (size, Some(turn)) => prompts::answer_body(size, turn)?,
+        };
+        let answer: Arc<[u8]> = payload::response("200 OK", "application/json", &body).into();
+        self.answers.insert(key, answer.clone());
         Ok(answer)
+    }
+
+    /// A turn of a conversation has come in at `listener`.
+    fn count_turn(&mut self, conversation: u32, turn: u32, listener: u32) {
+        let before = if turn + 1 < prompts::TURNS {
+            self.homes.insert(conversation, listener)
+        } else {
+            self.homes.remove(&conversation)
+        };
+        if turn > 0 {
+            self.counts.turns_later += 1;
+            self.counts.turns_at_home += u64::from(before == Some(listener));
+        }
+    }
+}
+
+/// What a request's body must be.
+#[derive(Debug)]
+struct Check {
+    body: Arc<[u8]>,
+    /// Where other bytes than `body`'s must stand, and which.
+    number: Option<(usize, [u8; 8])>,
+}
+
+impl Check {
+    /// Whether `piece` is what must stand from `from` on.
+    fn agrees(&self, from: usize, piece: &[u8]) -> bool {
+        let to = from + piece.len();
+        if to > self.body.len() {
+            return false;
+        }
+        let Some((number_at, number)) = &self.number else { return &self.body[from..to] == piece };
+        // The body around the number, and the number.
+        let (start, end) = ((*number_at).clamp(from, to), (number_at + number.len()).clamp(from, to));
+        self.body[from..start] == piece[..start - from]
+            && self.body[end..to] == piece[end - from..]
+            && piece[start - from..end - from].iter().zip(start..).all(|(&b, at)| number[at - number_at] == b)
     }
 }
 
@@ -111,8 +175,8 @@ enum Route {
 #[derive(Debug)]
 enum State {
     Head,
-    Body { framing: Framing, route: Route, check: Option<Arc<[u8]>>, seen: usize, keep_alive: bool },
-    Answering { answer: Answer, asked_ns: u64, next_event: u32, keep_alive: bool },
+    Body { framing: Framing, route: Route, check: Option<Check>, seen: usize, keep_alive: bool },
+    Answering { recipe: Recipe, asked_ns: u64, next_event: u32, keep_alive: bool },
     Closed,
 }
 
@@ -120,6 +184,8 @@ enum State {
 #[derive(Debug)]
 pub struct ServerConnection {
     state: State,
+    /// Which of the backend's listeners took it.
+    listener: u32,
     /// Part of a head, or a request that came too early.
     partial: Vec<u8>,
     /// Timers set so far; a timer carries the count at its setting, and is stale when the count has moved on.
@@ -127,8 +193,8 @@ pub struct ServerConnection {
 }
 
 impl ServerConnection {
-    pub fn new() -> ServerConnection {
-        ServerConnection { state: State::Head, partial: Vec::new(), ticket: 0 }
+    pub fn new(listener: u32) -> ServerConnection {
+        ServerConnection { state: State::Head, listener, partial: Vec::new(), ticket: 0 }
     }
 
     /// Takes received bytes.
@@ -204,9 +270,9 @@ impl ServerConnection {
                     let (taken, done) = framing
                         .feed(input, &mut |piece| {
                             let end = *seen + piece.len();
-                            if let Some(body) = check
+                            if let Some(check) = check
                                 && wrong.is_none()
-                                && (end > body.len() || &body[*seen..end] != piece)
+                                && !check.agrees(*seen, piece)
                             {
                                 wrong = Some(format!("request body differs within bytes {seen} to {end}"));
                             }
@@ -237,8 +303,8 @@ impl ServerConnection {
             ("GET", "/v1/models", _) => (Route::Models, None),
             ("POST", _, Some(text)) => {
                 let recipe = Recipe::parse(&text)?;
-                let body = backend.body(&recipe)?;
-                (Route::Recipe(recipe), Some(body))
+                let check = backend.check(&recipe)?;
+                (Route::Recipe(recipe), Some(check))
             }
             ("POST", ..) => (Route::Recipe(backend.default), None),
             _ => (Route::Unknown, None),
@@ -262,8 +328,8 @@ impl ServerConnection {
         else {
             unreachable!("called when a request has been read whole");
         };
-        if let Some(body) = check.filter(|body| body.len() != seen) {
-            return Err(format!("request body of {seen} bytes, expected {}", body.len()));
+        if let Some(check) = check.filter(|check| check.body.len() != seen) {
+            return Err(format!("request body of {seen} bytes, expected {}", check.body.len()));
         }
         let housekeeping = |status, kind, text: &[u8]| Payload::Owned(payload::response(status, kind, text));
         let sent = match route {
@@ -275,10 +341,13 @@ impl ServerConnection {
             Route::Unknown => housekeeping("404 Not Found", "text/plain", b"not a path of this backend\n"),
             Route::Recipe(recipe) => {
                 backend.counts.requests += 1;
-                self.state =
-                    State::Answering { answer: recipe.answer, asked_ns: now_ns, next_event: 0, keep_alive };
+                self.state = State::Answering { recipe, asked_ns: now_ns, next_event: 0, keep_alive };
                 match recipe.answer {
                     Answer::Json { delay_ns: 0, .. } => return self.send_json(now_ns, backend, actions),
+                    Answer::Chat { conversation, turn } => {
+                        backend.count_turn(conversation, turn, self.listener);
+                        return self.send_json(now_ns, backend, actions);
+                    }
                     Answer::Json { delay_ns, .. } => self.set_timer(now_ns + delay_ns, actions),
                     Answer::Events { first_ns, .. } => {
                         actions.push(Action::Send(Payload::Fixed(payload::EVENTS_HEAD)));
@@ -303,9 +372,9 @@ impl ServerConnection {
         if ticket != self.ticket {
             return;
         }
-        let State::Answering { answer, asked_ns, next_event, keep_alive } = &mut self.state else { return };
-        let done = match *answer {
-            Answer::Json { .. } => self.send_json(now_ns, backend, actions),
+        let State::Answering { recipe, asked_ns, next_event, keep_alive } = &mut self.state else { return };
+        let done = match recipe.answer {
+            Answer::Json { .. } | Answer::Chat { .. } => self.send_json(now_ns, backend, actions),
             Answer::Events { count, first_ns, every_ns } => {
                 actions.push(Action::Send(Payload::Owned(payload::event_chunk(*next_event, now_ns))));
                 *next_event += 1;
@@ -331,10 +400,10 @@ impl ServerConnection {
         backend: &mut Backend,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        let State::Answering { answer: Answer::Json { len, .. }, keep_alive, .. } = self.state else {
-            unreachable!("called for a JSON answer only");
+        let State::Answering { recipe, keep_alive, .. } = self.state else {
+            unreachable!("called when an answer is due");
         };
-        let answer = backend.answer(len)?;
+        let answer = backend.answer(&recipe)?;
         actions.push(Action::Send(Payload::Shared(answer)));
         self.finish(keep_alive, now_ns, backend, actions)
     }
@@ -391,7 +460,7 @@ mod tests {
         let expected =
             payload::response("200 OK", "application/json", &payload::answer_body(512).expect("fits"));
         for cut in 0..=wire.len() {
-            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
             c.feed(&wire[..cut], 1, &mut b, &mut actions);
             c.feed(&wire[cut..], 2, &mut b, &mut actions);
             assert_eq!(sent(&actions), expected, "cut {cut}");
@@ -407,7 +476,7 @@ mod tests {
             payload::request("h", "/", &RECIPE, &[]).expect("fits"),
         ]
         .concat();
-        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
         c.feed(&wire, 100, &mut b, &mut actions);
         let [Action::Timer { due_ns: 5_100, ticket }] = actions[..] else {
             panic!("a timer and no answer yet")
@@ -431,12 +500,62 @@ mod tests {
         let shorter =
             String::from_utf8(whole).expect("ascii").replace("Content-Length: 300", "Content-Length: 299");
         for wire in [altered, shorter.into_bytes()] {
-            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
             c.feed(&wire, 1, &mut b, &mut actions);
             assert!(sent(&actions).starts_with(b"HTTP/1.1 400 ") && closes(&actions));
             assert_eq!((b.counts.requests, b.counts.refused), (0, 1));
             assert!(b.counts.example.expect("kept").contains("request body"));
         }
+    }
+
+    #[test]
+    fn conversations_are_checked_number_and_all_in_every_split() {
+        let recipe = Recipe { body_len: 1024, answer: Answer::Chat { conversation: 0, turn: 1 } };
+        let script = Arc::new(prompts::Script::new("h", "/", 1024).expect("fits"));
+        let mut talks = prompts::Talks::new(&script, 1);
+        let wire = loop {
+            let (talk, wire, turn) = talks.draw();
+            talks.put_back(talk);
+            if turn == 1 {
+                break wire;
+            }
+        };
+        let expected =
+            payload::response("200 OK", "application/json", &prompts::answer_body(1024, 1).expect("fits"));
+        for cut in 0..=wire.len() {
+            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
+            c.feed(&wire[..cut], 1, &mut b, &mut actions);
+            c.feed(&wire[cut..], 2, &mut b, &mut actions);
+            assert_eq!(sent(&actions), expected, "cut {cut}: {:?}", b.counts.example);
+        }
+        let body_at = wire.len() - recipe.body().expect("fits").len();
+        for at in body_at..wire.len() {
+            let mut altered = wire.to_vec();
+            altered[at] ^= 1;
+            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
+            c.feed(&altered, 1, &mut b, &mut actions);
+            assert_eq!((b.counts.requests, b.counts.refused), (0, 1), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn turns_that_come_to_the_server_of_the_last_are_counted() {
+        let script = Arc::new(prompts::Script::new("h", "/", 1024).expect("fits"));
+        // Of two talks, one is kept back.
+        let mut talks = prompts::Talks::new(&script, 1);
+        let (_kept, ..) = talks.draw();
+        let mut b = backend();
+        let mut counts = Vec::new();
+        // Two conversations: one at server 1 all the time, one that goes to the other for its third turn and stays there.
+        for listener in [1, 1, 1, 1, 0, 0, 1, 1] {
+            let (mut c, mut actions) = (ServerConnection::new(listener), Vec::new());
+            let (talk, request, _) = talks.draw();
+            talks.put_back(talk);
+            c.feed(&request, 1, &mut b, &mut actions);
+            counts.push((b.counts.turns_later, b.counts.turns_at_home));
+        }
+        assert_eq!(counts, [(0, 0), (1, 1), (2, 2), (3, 3), (3, 3), (4, 4), (5, 4), (6, 5)]);
+        assert!(b.homes.is_empty(), "what is over is forgotten");
     }
 
     #[test]
@@ -446,7 +565,7 @@ mod tests {
             answer: Answer::Events { count: 3, first_ns: 50_000, every_ns: 100_000 },
         };
         let wire = payload::request("h", "/", &recipe, &[]).expect("fits");
-        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
         c.feed(&wire, 1_000, &mut b, &mut actions);
         let mut all = sent(&actions);
         let mut dues = Vec::new();
@@ -474,7 +593,7 @@ mod tests {
             ("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", "\"id\":\"perf\"", 1),
             ("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", "404 Not Found", 1),
         ] {
-            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+            let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
             c.feed(wire.as_bytes(), 1, &mut b, &mut actions);
             assert!(String::from_utf8_lossy(&sent(&actions)).contains(part), "{wire}");
             assert_eq!((b.counts.housekeeping, b.counts.requests), (count, 0));
@@ -485,12 +604,12 @@ mod tests {
     #[test]
     fn close_is_honoured_and_cuts_are_counted() {
         let wire = "GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(), Vec::new());
+        let (mut b, mut c, mut actions) = (backend(), ServerConnection::new(0), Vec::new());
         c.feed(wire.as_bytes(), 1, &mut b, &mut actions);
         assert!(closes(&actions));
         c.end(&mut b);
         assert_eq!(b.counts.cut, 0);
-        let mut c = ServerConnection::new();
+        let mut c = ServerConnection::new(0);
         c.feed(b"POST / HTTP/1.1\r\n", 1, &mut b, &mut actions);
         c.end(&mut b);
         assert_eq!(b.counts.cut, 1);

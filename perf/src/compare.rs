@@ -20,16 +20,19 @@ use crate::answer::Expect;
 use crate::clock::{self, MS, S};
 use crate::exchange::exchange;
 use crate::instructions::Instructions;
-use crate::load::{Arrivals, Plan, Probe, Report};
+use crate::load::{Arrivals, Plan, Probe, Report, Traffic};
 use crate::payload::{self, Answer, Recipe};
 use crate::peers::{self, Kind, Peer, Setup};
 use crate::process::{self, Memory};
+use crate::prompts::{self, Script};
 use crate::record;
 use crate::report;
 use crate::rig::RigHandle;
 use crate::scenario::{self, PATH, Scenario};
 use crate::{run_load, sched};
 
+/// Authority in each request.
+const HOST: &str = "perf.test";
 /// Starting and stopping a proxy, with the pauses around it; for the estimate.
 const TURN_NS: u64 = 450 * MS;
 /// Most idle connections: what ten source addresses hold.
@@ -44,9 +47,9 @@ const SETTLE_NS: [u64; 4] = [100 * MS, S, 3 * S, 5 * S];
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// Scenarios, in order.
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["json", "paced", "sse", "big", "conns"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["json", "paced", "sse", "big", "prompts", "conns"])]
     pub scenarios: Vec<Scenario>,
-    /// Peers, in turn order; default: direct, and each of ringway, haproxy, nginx that is there.
+    /// Peers, in turn order; default: direct, and each of ringway, ringway-kv (prompts alone), haproxy, nginx that is there.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub peers: Vec<Kind>,
     /// The Ringway binary.
@@ -98,6 +101,8 @@ pub struct CompareArgs {
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
     pub scenario: Scenario,
+    /// Length of the requests' bodies in bytes: of all, or the mean over a conversation's turns.
+    pub body_len: usize,
     pub peer: Kind,
     pub repeat: u32,
     /// The machine's 1-minute load average before it.
@@ -166,7 +171,10 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
     let started = record::Environment::read(args, &peers, &|kind| peers::configuration(kind, &bench.setup()));
     let mut findings = Findings::default();
     for &scenario in &args.scenarios {
-        bench.compare_answers(scenario, &peers)?;
+        let peers: Vec<Kind> = taking_part(args, scenario, &peers).collect();
+        for &body_len in scenario.bodies() {
+            bench.compare_answers(scenario, body_len, &peers)?;
+        }
         if scenario == Scenario::Conns {
             for repeat in 0..args.repeats.min(MEMORY_REPEATS_MAX) {
                 for &kind in peers.iter().filter(|&&kind| kind != Kind::Direct) {
@@ -181,15 +189,18 @@ pub fn run(args: &CompareArgs) -> Result<bool, String> {
             }
             continue;
         }
-        for repeat in 0..args.repeats {
+        let turns =
+            (0..args.repeats).flat_map(|repeat| scenario.bodies().iter().map(move |&len| (repeat, len)));
+        for (repeat, body_len) in turns {
             for &kind in &peers {
-                match bench.timed_run(scenario, kind, repeat, &mut findings) {
+                match bench.timed_run(scenario, body_len, kind, repeat, &mut findings) {
                     Ok(run) => {
                         println!("{}", report::run_line(&run));
                         findings.runs.push(run);
                     }
                     Err(why) => {
-                        let what = format!("{}, {}, repeat {repeat}: {why}", scenario.name(), kind.name());
+                        let title = scenario.title(body_len);
+                        let what = format!("{title}, {}, repeat {repeat}: {why}", kind.name());
                         println!("FAILED {what}");
                         findings.failed.push(what);
                     }
@@ -224,7 +235,10 @@ fn choose_peers(args: &CompareArgs) -> Result<Vec<Kind>, String> {
         return Ok(args.peers.clone());
     }
     let mut chosen = Vec::new();
-    for kind in [Kind::Direct, Kind::Ringway, Kind::Haproxy, Kind::Nginx] {
+    for kind in [Kind::Direct, Kind::Ringway, Kind::RingwayKv, Kind::Haproxy, Kind::Nginx] {
+        if !args.scenarios.iter().any(|scenario| scenario.includes(kind)) {
+            continue;
+        }
         if peers::program(kind, &args.ringway).is_some() {
             chosen.push(kind);
         } else if kind == Kind::Ringway {
@@ -268,6 +282,12 @@ fn check(args: &CompareArgs) -> Result<(), String> {
     Ok(())
 }
 
+/// Those of `peers` that take part in `scenario`: all, if they were named.
+fn taking_part(args: &CompareArgs, scenario: Scenario, peers: &[Kind]) -> impl Iterator<Item = Kind> {
+    let named = !args.peers.is_empty();
+    peers.iter().copied().filter(move |&kind| named || scenario.includes(kind))
+}
+
 fn estimate_ns(args: &CompareArgs, peers: &[Kind]) -> u64 {
     let mut sum_ns = 0;
     for scenario in &args.scenarios {
@@ -277,10 +297,13 @@ fn estimate_ns(args: &CompareArgs, peers: &[Kind]) -> u64 {
                 CONNS_NS * proxies * u64::from(args.repeats.min(MEMORY_REPEATS_MAX))
             }
             _ => {
-                let shape = scenario.shape(args.rate, args.warmup_ms * MS);
-                let drain_ns = shape.stagger_ns;
-                let run_ns = shape.warm_ns + args.window_ms * MS + drain_ns + TURN_NS;
-                run_ns * u64::from(args.repeats) * peers.len() as u64
+                let runs_ns = scenario.bodies().iter().map(|&body_len| {
+                    let shape = scenario.shape(body_len, args.rate, args.warmup_ms * MS);
+                    let drain_ns = shape.stagger_ns;
+                    shape.warm_ns + args.window_ms * MS + drain_ns + TURN_NS
+                });
+                let peers = taking_part(args, *scenario, peers).count() as u64;
+                runs_ns.sum::<u64>() * u64::from(args.repeats) * peers
             }
         };
     }
@@ -345,12 +368,13 @@ impl Bench<'_> {
     }
 
     fn request(&self, recipe: &Recipe) -> Result<Vec<u8>, String> {
-        payload::request("perf.test", PATH, recipe, &[])
+        payload::request(HOST, PATH, recipe, &[])
     }
 
     /// Error unless every proxy's answer is the backend's own, byte for byte, three times over one connection.
-    fn compare_answers(&self, scenario: Scenario, peers: &[Kind]) -> Result<(), String> {
-        let mut recipe = scenario.shape(self.args.rate, 0).recipe;
+    fn compare_answers(&self, scenario: Scenario, body_len: usize, peers: &[Kind]) -> Result<(), String> {
+        let title = scenario.title(body_len);
+        let mut recipe = scenario.shape(body_len, self.args.rate, 0).recipe;
         if scenario == Scenario::Conns {
             recipe.body_len = scenario::BURST_BODY_BYTES;
         }
@@ -359,18 +383,18 @@ impl Bench<'_> {
         let expected = match recipe.answer {
             Answer::Json { len, .. } => payload::answer_body(len)?,
             Answer::Events { .. } => reference.body.clone(),
+            Answer::Chat { turn, .. } => prompts::answer_body(body_len, turn)?,
         };
         if reference.status != 200 || reference.body != expected {
-            return Err(format!("{}: the backend itself answers wrongly", scenario.name()));
+            return Err(format!("{title}: the backend itself answers wrongly"));
         }
         for &kind in peers {
             let peer = Peer::start(kind, &self.setup(), &request)?;
             for (turn, answer) in exchange(peer.address, &request, 3)?.iter().enumerate() {
                 if *answer != reference {
                     return Err(format!(
-                        "{}, {}: answer {turn} differs from the backend's own: status {}, type '{}', {} bytes, \
+                        "{title}, {}: answer {turn} differs from the backend's own: status {}, type '{}', {} bytes, \
                          expected status {}, type '{}', {} bytes",
-                        scenario.name(),
                         kind.name(),
                         answer.status,
                         answer.content_type,
@@ -382,33 +406,35 @@ impl Bench<'_> {
                 }
             }
         }
-        println!("{}: all answers are the backend's own, byte for byte", scenario.name());
+        println!("{title}: all answers are the backend's own, byte for byte");
         Ok(())
     }
 
     fn timed_run(
         &self,
         scenario: Scenario,
+        body_len: usize,
         kind: Kind,
         repeat: u32,
         findings: &mut Findings,
     ) -> Result<Run, String> {
         let load_average = record::load_average();
-        let shape = scenario.shape(self.args.rate, self.args.warmup_ms * MS);
+        let shape = scenario.shape(body_len, self.args.rate, self.args.warmup_ms * MS);
         let request = self.request(&shape.recipe)?;
-        let expect = match shape.recipe.answer {
-            Answer::Json { len, .. } => Expect::Exact(payload::answer_body(len)?.into()),
-            Answer::Events { count, .. } => Expect::Events(count),
-        };
         let peer = Peer::start(kind, &self.setup(), &request)?;
+        let same = |expect| Traffic::Same { request: request.into(), expect };
+        let traffic = match shape.recipe.answer {
+            Answer::Json { len, .. } => same(Expect::Exact(payload::answer_body(len)?.into())),
+            Answer::Events { count, .. } => same(Expect::Events(count)),
+            Answer::Chat { .. } => Traffic::Talks(Arc::new(Script::new(HOST, PATH, body_len)?)),
+        };
         let pids = peer.pids();
         let probe = (kind != Kind::Direct).then(|| probe(&pids, findings));
         let plan = Plan {
             target: peer.address,
             connections: shape.connections,
             arrivals: shape.arrivals,
-            request: request.into(),
-            expect,
+            traffic,
             warm_ns: shape.warm_ns,
             window_ns: self.args.window_ms * MS,
             grace_ns: shape.grace_ns,
@@ -420,7 +446,7 @@ impl Bench<'_> {
             probe,
         };
         let report = self.at_priority(&pids, || self.rig.run(plan))?;
-        Ok(Run { scenario, peer: kind, repeat, load_average, report })
+        Ok(Run { scenario, body_len, peer: kind, repeat, load_average, report })
     }
 
     /// Does `work` with the proxy and the generator at real-time priority, if so asked.
@@ -442,7 +468,7 @@ impl Bench<'_> {
     }
 
     fn memory_run(&self, kind: Kind) -> Result<MemoryRun, String> {
-        let shape = Scenario::Conns.shape(self.args.rate, 0);
+        let shape = Scenario::Conns.shape(Scenario::Conns.bodies()[0], self.args.rate, 0);
         let Answer::Json { len, .. } = shape.recipe.answer else {
             unreachable!("the conns scenario asks for JSON")
         };
@@ -459,8 +485,7 @@ impl Bench<'_> {
             target: peer.address,
             connections,
             arrivals: Arrivals::Closed,
-            request,
-            expect: expect.clone(),
+            traffic: Traffic::Same { request, expect: expect.clone() },
             warm_ns: 0,
             window_ns: 30 * S,
             grace_ns: shape.grace_ns,
@@ -562,6 +587,11 @@ mod tests {
         let one = estimate_ns(&args("--scenarios json --repeats 1"), &[Kind::Direct]);
         let many = estimate_ns(&args("--scenarios json --repeats 3"), &[Kind::Direct, Kind::Haproxy]);
         assert_eq!(many, one * 6);
+        let prompts = "--scenarios json,prompts --repeats 1";
+        let both = estimate_ns(&args(prompts), &[Kind::Ringway, Kind::RingwayKv]);
+        assert_eq!(both, one + 6 * (one + S), "kv-aware in three lengths only, warmed up for a second more");
+        let named = format!("{prompts} --peers ringway,ringway-kv");
+        assert_eq!(estimate_ns(&args(&named), &[Kind::Ringway, Kind::RingwayKv]), both + one);
         assert_eq!(estimate_ns(&args("--scenarios conns"), &[Kind::Direct, Kind::Nginx]), CONNS_NS * 3);
     }
 }

@@ -19,6 +19,7 @@ use crate::backend;
 use crate::clock::S;
 use crate::http::Fault;
 use crate::process::{Snapshot, Usage};
+use crate::prompts::Script;
 use crate::stats::{Quantiles, Times};
 
 /// Faults after which a plan is given up.
@@ -42,14 +43,31 @@ impl Arrivals {
 /// Reads the cost of the measured process; called at both ends of the window, on the generator's thread.
 pub type Probe = Box<dyn FnMut() -> Result<Snapshot, String> + Send>;
 
+/// What is sent, and what must come back.
+#[derive(Clone, Debug)]
+pub enum Traffic {
+    /// The same request each time, head and body.
+    Same { request: Arc<[u8]>, expect: Expect },
+    /// Conversations, twice as many at a time as connections, in an order by lot.
+    Talks(Arc<Script>),
+}
+
+impl Traffic {
+    /// What the answer to a request must be; `turn` as in its [`Open`].
+    pub fn expect(&self, turn: u32) -> &Expect {
+        match self {
+            Traffic::Same { expect, .. } => expect,
+            Traffic::Talks(script) => script.expect(turn),
+        }
+    }
+}
+
 /// A load to run.
 pub struct Plan {
     pub target: SocketAddrV4,
     pub connections: u32,
     pub arrivals: Arrivals,
-    /// Head and body, sent as they are each time.
-    pub request: Arc<[u8]>,
-    pub expect: Expect,
+    pub traffic: Traffic,
     pub warm_ns: u64,
     pub window_ns: u64,
     /// After the window: how long open requests may still take.
@@ -74,6 +92,8 @@ pub struct Open {
     pub intended_ns: u64,
     /// Last event seen.
     pub last_event_ns: u64,
+    /// Which request of its conversation it is; 0 where there are none.
+    pub turn: u32,
 }
 
 /// What came out of a load.
@@ -353,8 +373,7 @@ mod tests {
             target: "127.0.0.1:1".parse().expect("an address"),
             connections: 2,
             arrivals,
-            request: Arc::from(&b""[..]),
-            expect: Expect::Any,
+            traffic: Traffic::Same { request: Arc::from(&b""[..]), expect: Expect::Any },
             warm_ns: 100,
             window_ns: 900,
             grace_ns: 0,
@@ -422,7 +441,7 @@ mod tests {
     #[test]
     fn only_requests_due_within_the_window_are_timed() {
         let mut tally = Tally::new();
-        let open = |intended_ns| Open { intended_ns, last_event_ns: intended_ns };
+        let open = |intended_ns| Open { intended_ns, last_event_ns: intended_ns, turn: 0 };
         tally.completed(&open(10), 20);
         tally.opened_ns = Some(100);
         tally.completed(&open(90), 110);
@@ -439,7 +458,7 @@ mod tests {
     fn events_are_timed_against_their_stamp() {
         let mut tally = Tally::new();
         tally.opened_ns = Some(0);
-        let mut open = Open { intended_ns: 100, last_event_ns: 100 };
+        let mut open = Open { intended_ns: 100, last_event_ns: 100, turn: 0 };
         tally.event(&mut open, Arrival { index: 0, sent_ns: Some(150) }, 180);
         tally.event(&mut open, Arrival { index: 1, sent_ns: Some(250) }, 300);
         assert_eq!(tally.first_event.quantiles().expect("one").max_ns, 80);

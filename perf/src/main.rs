@@ -11,6 +11,7 @@ mod load;
 mod payload;
 mod peers;
 mod process;
+mod prompts;
 mod record;
 mod replay;
 mod report;

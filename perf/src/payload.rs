@@ -6,6 +6,8 @@
 //! *Bound and cost*: bodies are built once per plan and shared; an event costs one copy of [`EVENT_LEN`] bytes.
 //! *Errors*: a length too small for its envelope, or an unreadable recipe, is refused with what was expected.
 
+use crate::prompts;
+
 /// Name of the recipe header, as sent.
 pub const RECIPE_HEADER: &str = "X-Perf";
 
@@ -35,12 +37,15 @@ pub enum Answer {
     /// A head at once; then `count` events, the k-th due `first_ns + k * every_ns` after the request has been read whole;
     /// then [`DONE`].
     Events { count: u32, first_ns: u64, every_ns: u64 },
+    /// One JSON body at once, to a turn of a conversation (see [`prompts`]).
+    Chat { conversation: u32, turn: u32 },
 }
 
 /// One kind of request: the length of its body and the answer it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// Length of the request body in bytes; 0 in a backend's own default means "any body, unchecked".
+    /// Length of the request body in bytes; 0 in a backend's own default means "any body, unchecked". Of a conversation:
+    /// the mean length over its turns.
     pub body_len: usize,
     pub answer: Answer,
 }
@@ -49,6 +54,14 @@ impl Recipe {
     /// Whether the answer is a stream.
     pub fn streams(&self) -> bool {
         matches!(self.answer, Answer::Events { .. })
+    }
+
+    /// The request body that goes with it; of a conversation, that of conversation 0.
+    pub fn body(&self) -> Result<Vec<u8>, String> {
+        match self.answer {
+            Answer::Chat { turn, .. } => prompts::body(self.body_len, turn),
+            _ => request_body(self.body_len, self.streams()),
+        }
     }
 
     /// The value of the recipe header.
@@ -63,6 +76,10 @@ impl Recipe {
                 first_ns / 1_000,
                 every_ns / 1_000
             ),
+            // Of fixed length, so that the number can be written over.
+            Answer::Chat { conversation, turn } => {
+                format!("body={};{}{conversation:08};turn={turn}", self.body_len, prompts::CONVERSATION)
+            }
         }
     }
 
@@ -70,6 +87,7 @@ impl Recipe {
     pub fn parse(value: &str) -> Result<Recipe, String> {
         let (mut body, mut answer, mut delay) = (None, None, None);
         let (mut events, mut first, mut every) = (None, None, None);
+        let (mut conversation, mut turn) = (None, None);
         for field in value.split(';') {
             let (name, digits) = field
                 .split_once('=')
@@ -85,20 +103,33 @@ impl Recipe {
                 "events" => events = Some(number),
                 "first_us" => first = Some(number),
                 "every_us" => every = Some(number),
+                "conversation" => conversation = Some(number),
+                "turn" => turn = Some(number),
                 other => return Err(format!("recipe field '{other}' is unknown")),
             }
         }
         let body_len = bytes("body", body)?;
         let us = |v: Option<u64>| v.unwrap_or(0).saturating_mul(1_000);
-        let answer = match (answer, events) {
-            (Some(_), None) => Answer::Json { len: bytes("answer", answer)?, delay_ns: us(delay) },
-            (None, Some(count)) if (1..=u64::from(EVENTS_MAX)).contains(&count) => {
+        let answer = match (answer, events, conversation) {
+            (Some(_), None, None) => Answer::Json { len: bytes("answer", answer)?, delay_ns: us(delay) },
+            (None, Some(count), None) if (1..=u64::from(EVENTS_MAX)).contains(&count) => {
                 Answer::Events { count: count as u32, first_ns: us(first), every_ns: us(every) }
             }
-            (None, Some(count)) => {
+            (None, Some(count), None) => {
                 return Err(format!("recipe field 'events': {count}, expected 1 to {EVENTS_MAX}"));
             }
-            _ => return Err("recipe: expected exactly one of 'answer' and 'events'".into()),
+            (None, None, Some(number)) => {
+                let conversation = u32::try_from(number).map_err(|_| {
+                    format!("recipe field 'conversation': {number}, expected at most {}", u32::MAX)
+                })?;
+                let turn = turn.ok_or("recipe field 'turn' is missing")?;
+                let turn =
+                    u32::try_from(turn).ok().filter(|&turn| turn < prompts::TURNS).ok_or_else(|| {
+                        format!("recipe field 'turn': {turn}, expected 0 to {}", prompts::TURNS - 1)
+                    })?;
+                Answer::Chat { conversation, turn }
+            }
+            _ => return Err("recipe: expected exactly one of 'answer', 'events' and 'conversation'".into()),
         };
         Ok(Recipe { body_len, answer })
     }
@@ -131,7 +162,8 @@ pub fn answer_body(len: usize) -> Result<Vec<u8>, String> {
     envelope("answer body", head, b"\"}}]}", len)
 }
 
-fn envelope(what: &str, head: &[u8], tail: &[u8], len: usize) -> Result<Vec<u8>, String> {
+/// Filler between `head` and `tail`, `len` bytes in all. Error as for [`request_body`].
+pub fn envelope(what: &str, head: &[u8], tail: &[u8], len: usize) -> Result<Vec<u8>, String> {
     let least = head.len() + tail.len();
     if len < least || len > BODY_BYTES_MAX {
         return Err(format!("{what}: {len} bytes asked for, expected {least} to {BODY_BYTES_MAX}"));
@@ -157,7 +189,7 @@ pub fn request(
     recipe: &Recipe,
     headers: &[(String, String)],
 ) -> Result<Vec<u8>, String> {
-    let body = request_body(recipe.body_len, recipe.streams())?;
+    let body = recipe.body()?;
     let mut all = vec![(RECIPE_HEADER.to_owned(), recipe.header())];
     all.extend_from_slice(headers);
     Ok(request_with(host, path, &body, &all))
@@ -242,7 +274,8 @@ pub fn mask_times(stream: &mut [u8]) {
     }
 }
 
-fn put_digits(place: &mut [u8], mut value: u64) {
+/// Writes `value` in decimal, with leading zeros; what does not fit is cut off in front.
+pub fn put_digits(place: &mut [u8], mut value: u64) {
     for digit in place.iter_mut().rev() {
         *digit = b'0' + (value % 10) as u8;
         value /= 10;
@@ -288,6 +321,7 @@ mod tests {
                 body_len: 300,
                 answer: Answer::Events { count: 32, first_ns: 5_000_000, every_ns: 10_000_000 },
             },
+            Recipe { body_len: 2048, answer: Answer::Chat { conversation: 12_345_678, turn: 3 } },
         ] {
             assert_eq!(Recipe::parse(&recipe.header()), Ok(recipe));
         }
@@ -301,6 +335,10 @@ mod tests {
             ("answer=2", "'body' is missing"),
             ("body=x;answer=2", "'body'"),
             ("body=1;events=0", "expected 1 to"),
+            ("body=1;answer=2;conversation=3;turn=0", "exactly one"),
+            ("body=1;conversation=3", "'turn' is missing"),
+            ("body=1;conversation=3;turn=4", "expected 0 to 3"),
+            ("body=1;conversation=99999999999;turn=0", "expected at most"),
             ("body=1;colour=2", "'colour' is unknown"),
             ("body", "expected name=number"),
             ("body=99999999999;answer=1", "at most"),

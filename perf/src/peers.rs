@@ -30,10 +30,14 @@ const SERVER_CONCURRENCY: u32 = 1024;
 const STOP_NS_MAX: u64 = 400 * MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
+// In the order in which ratios are given: each over those behind it.
 pub enum Kind {
     /// No proxy: the generator talks to one backend.
     Direct,
+    /// Ringway with a kv-aware pool.
+    RingwayKv,
+    /// Ringway as it is: weighted round-robin.
     Ringway,
     Haproxy,
     Nginx,
@@ -43,6 +47,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Direct => "direct",
+            Kind::RingwayKv => "ringway-kv",
             Kind::Ringway => "ringway",
             Kind::Haproxy => "haproxy",
             Kind::Nginx => "nginx",
@@ -172,7 +177,7 @@ fn free_port() -> Result<SocketAddrV4, String> {
 pub fn program(kind: Kind, ringway: &Path) -> Option<PathBuf> {
     match kind {
         Kind::Direct => Some(PathBuf::new()),
-        Kind::Ringway => ringway.is_file().then(|| ringway.to_owned()),
+        Kind::Ringway | Kind::RingwayKv => ringway.is_file().then(|| ringway.to_owned()),
         Kind::Haproxy | Kind::Nginx => {
             let path = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&path)
@@ -187,7 +192,7 @@ pub fn program(kind: Kind, ringway: &Path) -> Option<PathBuf> {
 pub fn version(kind: Kind, ringway: &Path) -> String {
     let flag = match kind {
         Kind::Direct => return String::new(),
-        Kind::Ringway => "--version",
+        Kind::Ringway | Kind::RingwayKv => "--version",
         Kind::Haproxy | Kind::Nginx => "-v",
     };
     let Some(program) = program(kind, ringway) else { return "not installed".into() };
@@ -202,7 +207,7 @@ pub fn version(kind: Kind, ringway: &Path) -> String {
 
 fn command(kind: Kind, setup: &Setup, address: SocketAddrV4) -> Result<Command, String> {
     let program = program(kind, &setup.ringway).ok_or_else(|| match kind {
-        Kind::Ringway => {
+        Kind::Ringway | Kind::RingwayKv => {
             format!("{}: no such file; build it with 'cargo build --release'", setup.ringway.display())
         }
         _ => format!("{} is not installed (Debian: apt-get install {})", kind.name(), kind.name()),
@@ -214,8 +219,8 @@ fn command(kind: Kind, setup: &Setup, address: SocketAddrV4) -> Result<Command, 
     };
     match kind {
         Kind::Direct => unreachable!("there is nothing to start"),
-        Kind::Ringway => {
-            command.args(ringway_arguments(setup, address));
+        Kind::Ringway | Kind::RingwayKv => {
+            command.args(ringway_arguments(kind, setup, address));
             // What the record says is all that it is told.
             for (name, _) in
                 std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RINGWAY_"))
@@ -239,13 +244,15 @@ pub fn configuration(kind: Kind, setup: &Setup) -> String {
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8080);
     match kind {
         Kind::Direct => String::new(),
-        Kind::Ringway => format!("ringway {}\n", ringway_arguments(setup, address).join(" ")),
+        Kind::Ringway | Kind::RingwayKv => {
+            format!("ringway {}\n", ringway_arguments(kind, setup, address).join(" "))
+        }
         Kind::Haproxy => haproxy_config(setup, address),
         Kind::Nginx => nginx_config(setup, address),
     }
 }
 
-fn ringway_arguments(setup: &Setup, address: SocketAddrV4) -> Vec<String> {
+fn ringway_arguments(kind: Kind, setup: &Setup, address: SocketAddrV4) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "serve",
         "--cores",
@@ -263,6 +270,9 @@ fn ringway_arguments(setup: &Setup, address: SocketAddrV4) -> Vec<String> {
     }
     if !setup.ringway_args.iter().any(|argument| argument.starts_with("--max-concurrency")) {
         arguments.extend(["--max-concurrency".into(), SERVER_CONCURRENCY.to_string()]);
+    }
+    if kind == Kind::RingwayKv {
+        arguments.extend(["--algorithm", "kv-aware"].map(str::to_owned));
     }
     arguments.extend(setup.ringway_args.iter().cloned());
     arguments
@@ -330,7 +340,7 @@ mod tests {
 
     #[test]
     fn every_proxy_knows_both_backends() {
-        for kind in [Kind::Ringway, Kind::Haproxy, Kind::Nginx] {
+        for kind in [Kind::Ringway, Kind::RingwayKv, Kind::Haproxy, Kind::Nginx] {
             let text = configuration(kind, &setup());
             assert!(text.contains("127.0.0.1:1001") && text.contains("127.0.0.1:1002"), "{text}");
         }
@@ -338,6 +348,13 @@ mod tests {
         assert!(line.trim_end().ends_with("--max-concurrency 1024 --spin-us 0"), "{line}");
         let own = Setup { ringway_args: vec!["--max-concurrency=7".into()], ..setup() };
         assert_eq!(configuration(Kind::Ringway, &own).matches("--max-concurrency").count(), 1);
+    }
+
+    #[test]
+    fn the_two_ringways_differ_by_their_algorithm_alone() {
+        let kv = configuration(Kind::RingwayKv, &setup());
+        assert!(kv.contains(" --algorithm kv-aware"), "{kv}");
+        assert_eq!(kv.replace(" --algorithm kv-aware", ""), configuration(Kind::Ringway, &setup()));
     }
 
     #[test]

@@ -59,6 +59,9 @@ const PROXY_WAIT: Column =
 const GENERATOR_BUSY: Column = column("generator busy %", 0, |r| Some(r.generator_busy * 100.0));
 const LATENESS: Column = column("sent late p99 us", 0, |r| r.lateness.map(|q| us(q.p99_ns)));
 const FAULTS: Column = column("faults", 0, |r| Some(r.faults_total() as f64));
+const AT_HOME: Column = column("same server %", 0, |r| {
+    per(Some(r.backend.turns_at_home), r.backend.turns_later).map(|share| share * 100.0)
+});
 const UPSTREAM: Column = column("upstream conns", 0, |r| Some(r.backend.connections as f64));
 
 const EVENT_CPU: Column = column("CPU us/event", 2, cpu_us_per_event);
@@ -73,7 +76,7 @@ const BACKEND_LATE: Column = column("backend late p99 us", 0, |r| r.backend_late
 
 fn columns(scenario: Scenario) -> &'static [Column] {
     match scenario {
-        Scenario::Json | Scenario::Big => &[
+        Scenario::Json | Scenario::Big | Scenario::Prompts => &[
             RATE,
             CPU,
             INSTRUCTIONS,
@@ -85,6 +88,7 @@ fn columns(scenario: Scenario) -> &'static [Column] {
             PROXY_WAIT,
             GENERATOR_BUSY,
             UPSTREAM,
+            AT_HOME,
             FAULTS,
         ],
         Scenario::Paced => &[
@@ -126,7 +130,7 @@ fn columns(scenario: Scenario) -> &'static [Column] {
 /// Columns whose ratio between two proxies means something.
 fn ratio_columns(scenario: Scenario) -> &'static [Column] {
     match scenario {
-        Scenario::Json | Scenario::Big => &[CPU, RATE, P50, P99],
+        Scenario::Json | Scenario::Big | Scenario::Prompts => &[CPU, RATE, P50, P99],
         Scenario::Paced => &[CPU, P50, P99],
         Scenario::Sse => &[EVENT_CPU, DELAY_P50, DELAY_P99],
         Scenario::Conns => &[],
@@ -142,10 +146,13 @@ fn added_columns(scenario: Scenario) -> &'static [Column] {
     }
 }
 
-fn values(findings: &Findings, scenario: Scenario, kind: Kind, column: &Column) -> Vec<Option<f64>> {
+/// One load: a scenario, and the length of its bodies.
+type Case = (Scenario, usize);
+
+fn values(findings: &Findings, case: Case, kind: Kind, column: &Column) -> Vec<Option<f64>> {
     // By repeat, so that two peers' values pair up even when a run failed.
     let mut by_repeat = Vec::new();
-    for run in findings.runs.iter().filter(|run| run.scenario == scenario && run.peer == kind) {
+    for run in findings.runs.iter().filter(|run| (run.scenario, run.body_len) == case && run.peer == kind) {
         let at = run.repeat as usize;
         if by_repeat.len() <= at {
             by_repeat.resize(at + 1, None);
@@ -199,7 +206,15 @@ pub fn summary(findings: &Findings, scenarios: &[Scenario], peers: &[Kind]) -> S
         "Medians over the repeats, in brackets lowest–highest. CPU is that of the proxy's threads and processes together, \
          user and system.\n",
     );
-    for &scenario in scenarios.iter().filter(|&&scenario| scenario != Scenario::Conns) {
+    let timed = scenarios.iter().copied().filter(|&scenario| scenario != Scenario::Conns);
+    let cases =
+        timed.flat_map(|scenario| scenario.bodies().iter().map(move |&body_len| (scenario, body_len)));
+    for case @ (scenario, body_len) in cases {
+        let peers: Vec<Kind> = peers
+            .iter()
+            .copied()
+            .filter(|&kind| findings.runs.iter().any(|run| run.scenario == scenario && run.peer == kind))
+            .collect();
         let columns = columns(scenario);
         let head: Vec<&str> = std::iter::once("peer").chain(columns.iter().map(|c| c.title)).collect();
         let rows: Vec<Vec<String>> = peers
@@ -207,14 +222,14 @@ pub fn summary(findings: &Findings, scenarios: &[Scenario], peers: &[Kind]) -> S
             .map(|&kind| {
                 let cells = columns.iter().map(|column| {
                     let known: Vec<f64> =
-                        values(findings, scenario, kind, column).into_iter().flatten().collect();
+                        values(findings, case, kind, column).into_iter().flatten().collect();
                     show(stats::spread(&known), column.decimals)
                 });
                 std::iter::once(kind.name().to_owned()).chain(cells).collect()
             })
             .collect();
-        let _ = write!(text, "\n## {}\n\n{}", scenario.name(), table(&head, &rows));
-        text.push_str(&joined(findings, scenario, peers));
+        let _ = write!(text, "\n## {}\n\n{}", scenario.title(body_len), table(&head, &rows));
+        text.push_str(&joined(findings, case, &peers));
     }
     if scenarios.contains(&Scenario::Conns) {
         text.push_str(&memory_table(&findings.memory));
@@ -235,7 +250,7 @@ fn disturbed(findings: &Findings) -> String {
         let _ = writeln!(
             text,
             "- {}, {}, repeat {}: the generator waited for its core {:.0} % and the proxy {proxy:.0} % of the window",
-            run.scenario.name(),
+            run.scenario.title(run.body_len),
             run.peer.name(),
             run.repeat,
             run.report.generator_wait * 100.0
@@ -250,18 +265,19 @@ fn disturbed(findings: &Findings) -> String {
 }
 
 /// Ratios and differences, pair by pair within each repeat.
-fn joined(findings: &Findings, scenario: Scenario, peers: &[Kind]) -> String {
+fn joined(findings: &Findings, case: Case, peers: &[Kind]) -> String {
+    let scenario = case.0;
     let mut text = String::new();
     let proxies: Vec<Kind> = peers.iter().copied().filter(|&kind| kind != Kind::Direct).collect();
     let columns = ratio_columns(scenario);
     let head: Vec<&str> = std::iter::once("ratio").chain(columns.iter().map(|c| c.title)).collect();
     let mut rows = Vec::new();
-    for &base in [Kind::Haproxy, Kind::Nginx].iter().filter(|kind| proxies.contains(kind)) {
+    for &base in [Kind::Ringway, Kind::Haproxy, Kind::Nginx].iter().filter(|kind| proxies.contains(kind)) {
         for &subject in proxies.iter().filter(|&&subject| subject < base) {
             let mut row = vec![format!("{} / {}", subject.name(), base.name())];
             for column in columns {
-                let a = values(findings, scenario, subject, column);
-                let b = values(findings, scenario, base, column);
+                let a = values(findings, case, subject, column);
+                let b = values(findings, case, base, column);
                 row.push(show(stats::spread(&stats::ratios(&a, &b)), 2));
             }
             rows.push(row);
@@ -280,8 +296,8 @@ fn joined(findings: &Findings, scenario: Scenario, peers: &[Kind]) -> String {
         .map(|&kind| {
             let mut row = vec![kind.name().to_owned()];
             for column in columns {
-                let a = values(findings, scenario, kind, column);
-                let b = values(findings, scenario, Kind::Direct, column);
+                let a = values(findings, case, kind, column);
+                let b = values(findings, case, Kind::Direct, column);
                 row.push(show(stats::spread(&stats::differences(&a, &b)), column.decimals));
             }
             row
@@ -369,7 +385,8 @@ fn faults(findings: &Findings) -> String {
         }
     };
     for run in &findings.runs {
-        note(format!("{}, {}, repeat {}", run.scenario.name(), run.peer.name(), run.repeat), &run.report);
+        let title = run.scenario.title(run.body_len);
+        note(format!("{title}, {}, repeat {}", run.peer.name(), run.repeat), &run.report);
     }
     for run in &findings.memory {
         note(format!("conns, {}, opening", run.peer.name()), &run.opening);
@@ -383,7 +400,8 @@ fn faults(findings: &Findings) -> String {
 
 /// One line on a run, as progress.
 pub fn run_line(run: &Run) -> String {
-    let mut line = format!("{:>5} {:>2} {:<8}", run.scenario.name(), run.repeat, run.peer.name());
+    let mut line =
+        format!("{:>5} {:>2} {:<10}", run.scenario.title(run.body_len), run.repeat, run.peer.name());
     for column in columns(run.scenario) {
         if let Some(value) = (column.of)(&run.report) {
             let _ = write!(line, "  {} {:.*}", column.title, column.decimals, value);

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::answer::Expect;
 use crate::clock::MS;
-use crate::load::{Arrivals, Plan, Report};
+use crate::load::{Arrivals, Plan, Report, Traffic};
 use crate::payload::{self, Answer, Recipe};
 use crate::report;
 use crate::rig::RigHandle;
@@ -118,15 +118,14 @@ pub fn run(args: &LoadArgs) -> Result<bool, String> {
         (Expected::Any, _) => Expect::AnyEvents,
     };
     let answer_ns = match answer {
-        Answer::Json { .. } => 0,
+        Answer::Json { .. } | Answer::Chat { .. } => 0,
         Answer::Events { count, first_ns, every_ns } => first_ns + u64::from(count) * every_ns,
     };
     let plan = Plan {
         target,
         connections: args.connections,
         arrivals: args.rate.map_or(Arrivals::Closed, Arrivals::Rate),
-        request: request.into(),
-        expect,
+        traffic: Traffic::Same { request: request.into(), expect },
         warm_ns: ms(args.warmup_ms) + answer_ns,
         window_ns: ms(args.duration_ms),
         grace_ns: 5_000 * MS + answer_ns,

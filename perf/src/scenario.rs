@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::clock::{MS, S};
 use crate::load::Arrivals;
 use crate::payload::{Answer, Recipe};
+use crate::peers::Kind;
 
 /// Path of all requests: one that every router knows.
 pub const PATH: &str = "/v1/chat/completions";
@@ -21,6 +22,8 @@ pub enum Scenario {
     Sse,
     /// 128 KiB POST, 1 KiB JSON, 32 connections, closed loop.
     Big,
+    /// Conversations of 2, 32 and 128 KiB per request, 1 KiB JSON, closed loop: cost of reading prompts for routing.
+    Prompts,
     /// 10,000 idle connections, then 64 bodies of 16 MiB: memory.
     Conns,
 }
@@ -43,16 +46,40 @@ impl Scenario {
             Scenario::Paced => "paced",
             Scenario::Sse => "sse",
             Scenario::Big => "big",
+            Scenario::Prompts => "prompts",
             Scenario::Conns => "conns",
         }
     }
 
-    /// Its load. `rate` is for [`Scenario::Paced`]; for [`Scenario::Conns`] this is the request
-    /// with which each connection is opened.
-    pub fn shape(self, rate: f64, warm_ns: u64) -> Shape {
-        let json = |body_len, delay_ns| Recipe { body_len, answer: Answer::Json { len: 1024, delay_ns } };
+    /// The lengths of its requests' bodies, in bytes; each is run on its own.
+    pub fn bodies(self) -> &'static [usize] {
+        match self {
+            Scenario::Json | Scenario::Paced | Scenario::Sse | Scenario::Conns => &[2 << 10],
+            Scenario::Big => &[128 << 10],
+            Scenario::Prompts => &[2 << 10, 32 << 10, 128 << 10],
+        }
+    }
+
+    /// Its name, and the length of the bodies where there are several.
+    pub fn title(self, body_len: usize) -> String {
+        match self.bodies() {
+            [_] => self.name().to_owned(),
+            _ => format!("{}, {} KiB", self.name(), body_len >> 10),
+        }
+    }
+
+    /// Whether `kind` takes part when nobody says who does.
+    pub fn includes(self, kind: Kind) -> bool {
+        // Where all prompts are the same, a router that tells them apart has nothing to do.
+        kind != Kind::RingwayKv || self == Scenario::Prompts
+    }
+
+    /// Its load with bodies of `body_len` bytes. `rate` is for [`Scenario::Paced`]; for [`Scenario::Conns`] this is the
+    /// request with which each connection is opened.
+    pub fn shape(self, body_len: usize, rate: f64, warm_ns: u64) -> Shape {
+        let json = |delay_ns| Recipe { body_len, answer: Answer::Json { len: 1024, delay_ns } };
         let plain = Shape {
-            recipe: json(2048, 0),
+            recipe: json(0),
             connections: 64,
             arrivals: Arrivals::Closed,
             warm_ns,
@@ -61,17 +88,14 @@ impl Scenario {
         };
         match self {
             Scenario::Json => plain,
-            Scenario::Paced => Shape {
-                recipe: json(2048, 3 * MS),
-                connections: 256,
-                arrivals: Arrivals::Rate(rate),
-                ..plain
-            },
+            Scenario::Paced => {
+                Shape { recipe: json(3 * MS), connections: 256, arrivals: Arrivals::Rate(rate), ..plain }
+            }
             Scenario::Sse => {
                 let (count, first_ns, every_ns) = (32, 5 * MS, 10 * MS);
                 let answer_ns = first_ns + u64::from(count) * every_ns;
                 Shape {
-                    recipe: Recipe { body_len: 2048, answer: Answer::Events { count, first_ns, every_ns } },
+                    recipe: Recipe { body_len, answer: Answer::Events { count, first_ns, every_ns } },
                     connections: 256,
                     // Spread over a whole answer, so that at any time some streams begin and some end; and every
                     // connection has had a whole answer before the window opens.
@@ -81,7 +105,14 @@ impl Scenario {
                     ..plain
                 }
             }
-            Scenario::Big => Shape { recipe: json(128 * 1024, 0), connections: 32, ..plain },
+            Scenario::Big => Shape { connections: 32, ..plain },
+            Scenario::Prompts => Shape {
+                recipe: Recipe { body_len, answer: Answer::Chat { conversation: 0, turn: 0 } },
+                connections: if body_len > 2 << 10 { 32 } else { 64 },
+                // Until a router's memory of prompts is full and forgets as fast as it learns.
+                warm_ns: warm_ns + S,
+                ..plain
+            },
             Scenario::Conns => plain,
         }
     }
@@ -100,15 +131,23 @@ mod tests {
     #[test]
     fn every_recipe_can_be_built_and_read() {
         for scenario in Scenario::value_variants() {
-            let shape = scenario.shape(1000.0, 100 * MS);
-            crate::payload::request("h:1", PATH, &shape.recipe, &[]).expect("its body fits");
-            assert_eq!(Recipe::parse(&shape.recipe.header()), Ok(shape.recipe));
+            for &body_len in scenario.bodies() {
+                let shape = scenario.shape(body_len, 1000.0, 100 * MS);
+                crate::payload::request("h:1", PATH, &shape.recipe, &[]).expect("its body fits");
+                assert_eq!(Recipe::parse(&shape.recipe.header()), Ok(shape.recipe));
+            }
         }
     }
 
     #[test]
+    fn only_several_lengths_are_told_apart() {
+        assert_eq!(Scenario::Big.title(128 << 10), "big");
+        assert_eq!(Scenario::Prompts.title(32 << 10), "prompts, 32 KiB");
+    }
+
+    #[test]
     fn streams_are_warm_before_the_window() {
-        let shape = Scenario::Sse.shape(0.0, 0);
+        let shape = Scenario::Sse.shape(2048, 0.0, 0);
         // 5 + 31 * 10 ms is the answer; the last connection starts just before `stagger_ns`.
         assert!(shape.warm_ns >= shape.stagger_ns + 315 * MS);
     }

@@ -195,8 +195,10 @@ impl Touches {
                     second.copy_from_slice(blocks);
                 }
             }
-            self.figures.sent += 1;
-            self.figures.bytes += ((HEAD_WORDS + blocks.len()) * size_of::<u64>()) as u64;
+            if !itself {
+                self.figures.sent += 1;
+                self.figures.bytes += ((HEAD_WORDS + blocks.len()) * size_of::<u64>()) as u64;
+            }
             chunk.commit_all();
             // What the reader has taken is looked up (a line of another core's cache) only when it seems to lag.
             let half = ring.buffer().capacity() / 2;

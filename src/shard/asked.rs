@@ -11,7 +11,6 @@ use super::client::Client;
 use super::intake::Intake;
 use super::session::Desk;
 use crate::proto::account::calibration::Calibration;
-use crate::proto::account::usage::Usage;
 use crate::proto::backend::catalog::{Algorithm, Catalog};
 use crate::proto::classify::caller::{Digest, Session};
 use crate::proto::classify::{Endpoint, PromptRules, Reading, read_prompt};
@@ -35,6 +34,8 @@ pub struct Asked {
     pub has_prompt: bool,
     /// Its prompt's length, estimated; where nothing asks for it, 0.
     pub prompt_tokens: u64,
+    /// Blocks of its prompt stand for tokens evenly: it has no media.
+    even: bool,
     /// Its prompt's text, in bytes; 0 where media or token ids make it no measure of its tokens.
     prompt_bytes: u64,
     /// Where its model's tokens are counted.
@@ -163,7 +164,12 @@ impl Asked {
                 client: owner.unwrap_or_default(),
                 has_prompt: reading.has_prompt && pool.algorithm == Algorithm::KvAware,
                 prompt_tokens: tokens,
-                prompt_bytes: if reading.token_ids == 0 && content.whole { reading.prompt_bytes } else { 0 },
+                even: !reading.has_media,
+                prompt_bytes: if reading.token_ids == 0 && !reading.has_media && content.whole {
+                    reading.prompt_bytes
+                } else {
+                    0
+                },
                 model: id,
             };
             (asked, owner.is_none() && !prompt.blocks.is_empty())
@@ -183,15 +189,15 @@ impl Asked {
     }
 
     /// The engine counted this request's tokens.
-    pub fn learn(&self, calibrations: &mut Calibrations, usage: &Usage) {
-        if let Some(tokens) = usage.prompt_tokens.filter(|_| self.prompt_bytes > 0) {
-            calibrations.models[self.model.0].learn(self.prompt_bytes, tokens);
+    pub fn learn(&self, calibrations: &mut Calibrations, prompt_tokens: u64) {
+        if self.prompt_bytes > 0 {
+            calibrations.models[self.model.0].learn(self.prompt_bytes, prompt_tokens);
         }
     }
 
-    /// Bytes that one token of the request's model is thought to have.
-    pub fn bytes_per_token(&self, calibrations: &Calibrations) -> f64 {
-        calibrations.models[self.model.0].bytes_per_token()
+    /// Whether the engine's cached tokens can be told in blocks.
+    pub fn is_even(&self) -> bool {
+        self.even
     }
 }
 

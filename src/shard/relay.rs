@@ -63,8 +63,8 @@ impl Exchange {
         let shard = &client.shard;
         if let Some(held) = self.held.take() {
             if let Some(mut usage) = self.usage.take() {
-                let (belief, blocks) = (held.belief.unwrap_or_default(), desk.prompt.blocks.len());
-                truth::heed(shard, &self.asked, self.placement.backend, belief, blocks, &usage.finish());
+                let (backend, blocks) = (self.placement.backend, desk.prompt.blocks.len());
+                truth::heed(shard, &self.asked, backend, held.belief, blocks, &usage.finish());
             }
             held.done(outcome(desk.reply.status));
         }
@@ -187,6 +187,12 @@ pub async fn relay(
     }
     if outcome(desk.reply.status) == Outcome::Failure {
         shard.fault(backend, UpstreamFault::Status, 0);
+    }
+    if desk.reply.status >= 400
+        && let Some(belief) = exchange.held.as_ref().and_then(|held| held.belief)
+    {
+        // It was not computed.
+        shard.unsent(exchange.dispatched, backend, &desk.prompt.blocks, belief.matched);
     }
     // Until the first event has come.
     // Nothing of the request is needed any more: it will not be sent again.

@@ -291,7 +291,8 @@ impl Shard {
         self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
     }
 
-    /// What was dispatched to the server at `sent` never got there: it holds `keep` leading blocks of the prompt, as before.
+    /// What was dispatched to the server at `sent` never got there, or was refused: it holds `keep` leading blocks of the prompt,
+    /// as before.
     pub fn unsent(&self, sent: Nanos, backend: BackendId, blocks: &[u64], keep: u32) {
         let tail = &blocks[keep as usize..];
         self.tell(&Touch { kind: TouchKind::Dropped(sent), at: self.now(), backend, blocks: tail });

@@ -3,7 +3,7 @@
 //!
 //! Each block of the trace is cut as the wire would have it: eight blocks of the router's default size, 64 tokens, whose identities are
 //! made from the block's number; of the last one, as many as its tokens fill. All requests come from one client. What engines
-//! report of reuse is not fed back.
+//! report of reuse is told when a request is over, if at all: most engines say it with the last of an answer.
 //!
 //! *Invariant*: nothing is decided here.
 
@@ -34,18 +34,31 @@ pub struct Rules {
     pub ceiling: u32,
     /// The router's memory per server, in blocks of the trace.
     pub memory_blocks: usize,
+    /// Engines report what they reused.
+    pub reports: bool,
 }
 
 /// A request whose prompt is kept until it is placed, and then what it costs.
 #[derive(Debug)]
 enum Open {
     Waiting { blocks: Vec<u64>, prompt_blocks: usize, tokens: u64 },
-    Placed { backend: BackendId, work_tokens: u64 },
+    Placed { backend: BackendId, work_tokens: u64, reuse: Reuse },
+}
+
+/// Of a prompt, in the router's blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reuse {
+    blocks: u64,
+    tokens: u64,
+    matched: u32,
+    /// Known from the answer's beginning.
+    cached: u32,
 }
 
 /// See the module's text.
 pub struct Dispatched {
     algorithm: Algorithm,
+    reports: bool,
     dispatcher: Dispatcher,
     group: GroupId,
     open: HashMap<usize, Open>,
@@ -66,6 +79,7 @@ impl Dispatched {
             dispatcher.resolve(None, b"", 0).unwrap_or_else(|r| panic!("no route to any server: {r:?}"));
         Dispatched {
             algorithm: rules.algorithm,
+            reports: rules.reports,
             dispatcher,
             group,
             open: HashMap::new(),
@@ -80,16 +94,18 @@ impl Dispatched {
         let backend = placement.backend;
         let mut predicted = 0;
         let mut work_tokens = 0;
+        let mut reuse = Reuse { blocks: blocks.len() as u64, tokens, ..Reuse::default() };
         if self.algorithm == Algorithm::KvAware {
             let prompt = Prompted { client: ClientId::default(), blocks: &blocks, tokens };
             let belief = self.dispatcher.handle_prompt(now, self.group, backend, &prompt);
             work_tokens = belief.work_tokens;
+            reuse.matched = belief.matched;
             predicted = match belief.matched as usize == blocks.len() {
                 true => prompt_blocks,
                 false => belief.matched as usize / PER_BLOCK as usize,
             };
         }
-        self.open.insert(id, Open::Placed { backend, work_tokens });
+        self.open.insert(id, Open::Placed { backend, work_tokens, reuse });
         verdicts.push(Verdict::Place { id, server: backend.index(), predicted });
     }
 
@@ -186,19 +202,25 @@ impl Policy for Dispatched {
         self.drain(now, verdicts);
     }
 
-    fn first_token(&mut self, now: u64, id: usize, _cached_blocks: usize) {
-        let Some(Open::Placed { backend, work_tokens }) = self.open.get(&id) else {
+    fn first_token(&mut self, now: u64, id: usize, cached_blocks: usize) {
+        let Some(Open::Placed { backend, work_tokens, reuse }) = self.open.get_mut(&id) else {
             panic!("request {id} is answered, but it was not placed");
         };
         if self.algorithm == Algorithm::KvAware {
+            // As the product does: in tokens first, then in its own blocks.
+            let cached = (cached_blocks as u64 * BLOCK_TOKENS).min(reuse.tokens);
+            reuse.cached = (cached * reuse.blocks / reuse.tokens) as u32;
             self.dispatcher.handle_prefilled(Nanos(now), *backend, *work_tokens);
         }
     }
 
     fn finish(&mut self, now: u64, id: usize, verdicts: &mut Vec<Verdict>) {
-        let Some(Open::Placed { backend, .. }) = self.open.remove(&id) else {
+        let Some(Open::Placed { backend, reuse, .. }) = self.open.remove(&id) else {
             panic!("request {id} is over, but it was not placed");
         };
+        if self.reports && self.algorithm == Algorithm::KvAware && reuse.blocks > 0 {
+            self.dispatcher.handle_report(Nanos(now), backend, reuse.matched, reuse.cached);
+        }
         self.dispatcher.handle_done(Nanos(now), backend, Outcome::Success);
         self.drain(Nanos(now), verdicts);
     }

@@ -1,16 +1,23 @@
 //! Ringway's `kv-aware` with every number of its rule open, for sweeps.
 //!
 //! The rule. *Load* is requests in flight; the *window* holds the servers whose load is at most the least load + slack, slack =
-//! max(abs, rel × least). A match is useful in the window when it is at least `min_match` blocks after its price is paid: for load
-//! (none at the window's near end, `load_price` at its far end), for the server's requests above its fair share lately, and for its
-//! prompt work above its fair share, in proportion to what this request would add. Of the longest match after price, and those as long,
-//! the server with least load takes it, waiting prompt tokens included. Where all servers hold a useful match and no price can be
-//! paid, the least busy in the window takes it. Otherwise weighted round-robin, whose wheel hits do not turn.
+//! max(abs, rel × least). A match is worth its blocks, less the price of its server's *share*: for the requests that it got above its fair
+//! share lately, and for the prompt work that it got above its fair share, in proportion to what this request would add. A match that
+//! *continues*, ending where an earlier prompt ended, pays for requests in proportion to what is to be computed. The price is at most
+//! `busy_price` for each request in flight on the average server; for what does not continue, `immunity` times the blocks to be computed
+//! more. Following a match to a busier server costs a price for load as well: none at the window's near end, `load_price` at its far end.
+//! Prices for requests and load are in mean prompts, of the last 256.
 //!
-//! Blocks are the router's, of 64 tokens: eight to a block of the trace. Each server's memory is an LRU, touched at dispatch.
+//! Of the servers in the window, the one with the most worth after all prices wins if that is `min_match` blocks or more; of it and those
+//! that match as much and are worth `min_match` before the price for load, the one with the least load takes the request, waiting prompt
+//! tokens included. Where all servers hold `min_match` blocks and none can pay, the least busy in the window takes it. Otherwise weighted
+//! round-robin, whose wheel hits do not turn.
+//!
+//! Blocks are the router's, of 64 tokens: eight to a block of the trace, the last of a prompt too, where the router itself takes only as many
+//! as are full. Each server's memory is an LRU, touched at dispatch. Ends are kept for ever; the router's own are bounded.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ringway::proto::backend::catalog::KvRules;
 
@@ -30,7 +37,7 @@ pub enum Miss {
     LeastBusy,
 }
 
-/// The rule's numbers; prices in mean prompts, matches in the router's blocks.
+/// The rule's numbers; matches in the router's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Numbers {
     pub slack_abs: f64,
@@ -38,19 +45,22 @@ pub struct Numbers {
     pub min_match: f64,
     /// The router's memory per server, over the engine's cache.
     pub memory: f64,
+    /// At the window's far end, in mean prompts.
     pub load_price: f64,
-    /// For twice the fair share of requests.
+    /// For twice the fair share of requests, in mean prompts.
     pub share_price: f64,
-    /// Requests above the fair share that cost nothing: as part of it, and, in a pool with a request in flight on the average server
-    /// (in proportion below), as such.
+    /// Requests above the fair share that cost nothing: as part of it, and as such in a pool with a request or more in flight on the average
+    /// server; with less, in proportion.
     pub share_free: f64,
     pub share_free_requests: f64,
     /// Requests that are added to a fair share, so that the first few do not count as many.
     pub share_prior: f64,
-    /// The share's price is at most this for every request in flight on the average server, and, for what does not go on where
-    /// an earlier prompt ended, `immunity` times the blocks to be computed.
+    /// What a server's share costs at most for each request in flight on the average server, in mean prompts.
     pub busy_price: f64,
+    /// What does not continue pays at most so many times the blocks to be computed besides.
     pub immunity: f64,
+    /// 1: a prompt ends with its last whole block of the trace. 0: with its last block, as the router sees it.
+    pub ends_whole: f64,
     /// Per block to be computed, for twice the fair share of work.
     pub work_price: f64,
     pub work_free: f64,
@@ -76,6 +86,7 @@ impl Default for Numbers {
             share_prior: 16.0,
             busy_price: 1.25,
             immunity: 12.0,
+            ends_whole: 0.0,
             work_price: 30.0,
             work_free: 0.03,
             work_free_tokens: 50_000.0,
@@ -115,6 +126,7 @@ impl Numbers {
             "share_prior" => &mut self.share_prior,
             "busy_price" => &mut self.busy_price,
             "immunity" => &mut self.immunity,
+            "ends_whole" => &mut self.ends_whole,
             "work_price" => &mut self.work_price,
             "work_free" => &mut self.work_free,
             "work_free_tokens" => &mut self.work_free_tokens,
@@ -123,8 +135,8 @@ impl Numbers {
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
-                     share_free_requests, share_prior, immunity, \
-                     busy_price, work_price, work_free, work_free_tokens, horizon or request_tokens"
+                     share_free_requests, share_prior, busy_price, immunity, ends_whole, work_price, work_free, \
+                     work_free_tokens, horizon or request_tokens"
                 ));
             }
         };
@@ -136,6 +148,13 @@ impl Numbers {
     }
 }
 
+#[derive(Debug)]
+struct Reported {
+    blocks: Box<[u32]>,
+    matched: usize,
+    cached: usize,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct KvRule {
@@ -143,6 +162,8 @@ pub struct KvRule {
     miss: Miss,
     /// Looks into the engines' caches instead of its own memory.
     sees_caches: bool,
+    /// Prompts in flight with what was believed and reported of them, in blocks of the trace; `None`: reports are not heeded.
+    reported: Option<HashMap<usize, Reported>>,
     books: Books,
     memory: Vec<Lru>,
     next: usize,
@@ -151,8 +172,9 @@ pub struct KvRule {
     work_over: Vec<f64>,
     requests: f64,
     work: f64,
-    /// Last blocks of prompts, and the mean length of the last 256 in router blocks.
+    /// Last blocks of prompts.
     ends: HashSet<u32>,
+    /// Mean length of the last prompts, in the router's blocks, and how many it is of.
     prompt_blocks: f64,
     prompts: f64,
 }
@@ -170,6 +192,7 @@ impl KvRule {
             numbers,
             miss,
             sees_caches: false,
+            reported: None,
             books: Books::new(servers, requests),
             memory: vec![Lru::new(memory_blocks, distinct_blocks); servers],
             next: 0,
@@ -186,6 +209,13 @@ impl KvRule {
     /// The same rule with perfect knowledge of the moment.
     pub fn seeing_caches(mut self) -> KvRule {
         self.sees_caches = true;
+        self
+    }
+
+    /// The same rule, but where an engine reports far less reuse than believed (by the product's measure), the memory drops what the
+    /// engine had to compute, to the prompt's end. What the product does not do, to show why.
+    pub fn dropping_tails(mut self) -> KvRule {
+        self.reported = Some(HashMap::new());
         self
     }
 
@@ -206,12 +236,13 @@ impl KvRule {
         })
     }
 
-    /// The price of the server's share, in router blocks.
-    fn share_price(&self, server: usize, to_compute: f64, part: f64, load_mean: f64) -> f64 {
+    /// The price of the server's share, in the router's blocks; for requests, the `part` of it.
+    fn share_price(&self, server: usize, to_compute: f64, part: f64, continues: bool, load_mean: f64) -> f64 {
         let n = &self.numbers;
         let servers = self.memory.len() as f64;
         let (fair_requests, fair_work) = (self.requests / servers, self.work / servers);
-        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0);
+        let known = if continues { 1.0 } else { fair_requests / (fair_requests + n.share_prior) };
+        let free = n.share_free * fair_requests + n.share_free_requests * load_mean.min(1.0) * known;
         let requests = self.requests_over[server] - free;
         let work = self.work_over[server] - n.work_free * fair_work - n.work_free_tokens;
         n.share_price * self.prompt_blocks * part * requests.max(0.0) / (fair_requests + n.share_prior)
@@ -235,7 +266,7 @@ impl KvRule {
             let to_compute = total - matched[server] as f64 * ROUTER_BLOCKS;
             let continues = matched[server] > 0 && self.ends.contains(&request.blocks[matched[server] - 1]);
             let part = if continues { to_compute / total } else { 1.0 };
-            let price = self.share_price(server, to_compute, part, mean);
+            let price = self.share_price(server, to_compute, part, continues, mean);
             let idle = if continues { 0.0 } else { n.immunity * to_compute };
             let most = idle + n.busy_price * self.prompt_blocks * mean;
             matched[server] as f64 * ROUTER_BLOCKS - price.min(most)
@@ -251,9 +282,11 @@ impl KvRule {
             .filter(|&(net, _)| net >= n.min_match)
             .reduce(|best, next| if next.0 > best.0 { next } else { best });
         match top {
-            Some((_, top)) => self.least_busy(servers().filter(in_window).filter(|&server| {
-                server == top || (matched[server] == matched[top] && worth(server) >= n.min_match)
-            })),
+            Some((_, top)) => self.least_busy(
+                servers()
+                    .filter(in_window)
+                    .filter(|&server| matched[server] == matched[top] && worth(server) >= n.min_match),
+            ),
             None if servers().all(|server| useful(&server)) => self.least_busy(servers().filter(in_window)),
             None => None,
         }
@@ -289,9 +322,17 @@ impl Policy for KvRule {
             Miss::LeastBusy => self.least_busy(0..matched.len()).expect("there are servers"),
         });
         self.memory[server].touch(&request.blocks);
+        if let Some(reported) = &mut self.reported {
+            let of = Reported { blocks: request.blocks.clone(), matched: matched[server], cached: 0 };
+            reported.insert(arrival.id, of);
+        }
         let tokens = (request.prompt_tokens as f64 - (matched[server] as u64 * BLOCK_TOKENS) as f64).max(0.0);
         self.note(server, tokens);
-        self.ends.extend(request.blocks.last());
+        let end = match self.numbers.ends_whole > 0.0 {
+            true => (request.prompt_tokens / BLOCK_TOKENS) as usize,
+            false => request.blocks.len(),
+        };
+        self.ends.extend(request.blocks[..end].last());
         let blocks = (request.prompt_tokens / 64) as f64;
         if blocks > 0.0 {
             self.prompts = (self.prompts + 1.0).min(256.0);
@@ -300,11 +341,23 @@ impl Policy for KvRule {
         verdicts.push(self.books.dispatch(arrival.id, server, request, matched[server]));
     }
 
-    fn first_token(&mut self, _now: u64, id: usize, _cached_blocks: usize) {
+    fn first_token(&mut self, _now: u64, id: usize, cached_blocks: usize) {
         self.books.first_token(id);
+        if let Some(reported) = self.reported.as_mut().and_then(|reported| reported.get_mut(&id)) {
+            reported.cached = cached_blocks;
+        }
     }
 
     fn finish(&mut self, _now: u64, id: usize, _verdicts: &mut Vec<Verdict>) {
-        self.books.finish(id);
+        let server = self.books.finish(id);
+        let Some(Reported { blocks, matched, cached }) = self.reported.as_mut().and_then(|r| r.remove(&id))
+        else {
+            return;
+        };
+        // Four of the router's blocks or an eighth of the match.
+        let apart = (4.0 / ROUTER_BLOCKS).max((matched / 8) as f64);
+        if cached as f64 + apart < matched as f64 {
+            self.memory[server].forget(&blocks[cached..]);
+        }
     }
 }

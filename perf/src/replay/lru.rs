@@ -3,7 +3,8 @@
 //! A prompt is touched from its tail to its head, so that of two blocks of one prompt the one nearer the tail goes first: a
 //! head outlives its tails, and no block is ever held behind a missing one.
 //!
-//! *Invariant*: at most `capacity` blocks; blocks held of any prompt are a leading run of it, if all prompts are chained.
+//! *Invariant*: at most `capacity` blocks; blocks held of any prompt are a leading run of it, if all prompts are chained and none is
+//! forgotten by name.
 //! *Bound and cost*: eight bytes per distinct block of the trace; a touch is O(blocks of the prompt), without allocation.
 
 /// No neighbour: the block is not held.
@@ -69,6 +70,15 @@ impl Lru {
         }
     }
 
+    /// Those of `blocks` that are held go at once. What stands behind them stays, and is out of reach until they are back.
+    pub fn forget(&mut self, blocks: &[u32]) {
+        for &block in blocks {
+            if self.holds(block) {
+                self.remove(block);
+            }
+        }
+    }
+
     fn anchor(&self) -> u32 {
         (self.links.len() - 1) as u32
     }
@@ -97,6 +107,18 @@ mod tests {
         assert_eq!((lru.len(), lru.matched(&[0, 1, 2]), lru.matched(&[0, 4, 5])), (4, 2, 3));
         lru.touch(&[6]);
         assert_eq!((lru.matched(&[0, 1]), lru.matched(&[0, 4, 5])), (1, 3));
+    }
+
+    #[test]
+    fn what_is_forgotten_by_name_makes_room() {
+        let mut lru = Lru::new(4, 10);
+        lru.touch(&[0, 1, 2]);
+        lru.forget(&[1, 2, 9]);
+        assert_eq!((lru.len(), lru.matched(&[0, 1, 2])), (1, 1));
+        lru.touch(&[5, 6, 7]);
+        assert_eq!((lru.matched(&[0]), lru.matched(&[5, 6, 7])), (1, 3));
+        lru.touch(&[0, 1]);
+        assert_eq!((lru.matched(&[0, 1]), lru.matched(&[5, 6, 7])), (2, 2));
     }
 
     #[test]

@@ -59,7 +59,7 @@ rate. Each output token takes a fixed time, however many run. Without a queue, e
 first come, first served; one prefill at a time; a request holds its slot from the beginning of its prefill to its last token; the cache is asked, and the prompt enters it, when the \
 prefill begins. Blocks of running requests can be evicted; no chunking, no preemption.
 Routers: weighted-round-robin, least-connections and kv-aware are Ringway's own code, one shard's dispatcher and prefix memory, which sees prompts in its own blocks of 64 \
-tokens; they have no ceiling per server unless the table says so. Those of other projects are built from their published descriptions (see the heads of their files) and place every request as it \
+tokens; they have no ceiling per server and hear of no reuse unless the table says so. Those of other projects are built from their published descriptions (see the heads of their files) and place every request as it \
 arrives. The traces name no sessions: sticky sessions cannot be shown.
 TTFT: from arrival to first token. Expected hits: the blocks that the router believed cached.";
 
@@ -87,8 +87,8 @@ pub struct ReplayArgs {
     /// Time per output token, in milliseconds.
     #[arg(long, default_value_t = 20.0)]
     decode_ms_per_token: f64,
-    /// Routers to compare, in this order.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = RouterKind::compared())]
+    /// Routers to compare, in this order. Without it all but the kv-rules; with --sweep, kv-rule alone.
+    #[arg(long, value_enum, value_delimiter = ',')]
     routers: Vec<RouterKind>,
     /// Plays each trace this often, from the second time on with each arrival put off by up to --jitter-ms at random.
     #[arg(long, default_value_t = 1)]
@@ -99,8 +99,8 @@ pub struct ReplayArgs {
     /// Seed of all chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A number of the kv-aware rule and the values to try, NAME=V1,V2,…; repeated, every combination. Prints one line per variant:
-    /// × limit, imbalance of requests, imbalance of uncached tokens at each place.
+    /// A number of the kv-aware rule and the values to try, NAME=V1,V2,…; repeated, every combination. Prints one line per variant and
+    /// router: × limit, imbalance of requests, imbalance of uncached tokens at each place.
     #[arg(long = "sweep", value_name = "NAME=VALUES")]
     sweeps: Vec<String>,
     /// A number of the kv-aware rule, NAME=VALUE; may be repeated.
@@ -117,10 +117,14 @@ enum RouterKind {
     WeightedRoundRobin,
     LeastConnections,
     KvAware,
+    /// kv-aware that engines tell what they reused.
+    KvAwareReports,
     /// kv-aware with a ceiling of 32 requests per server, and the router's queue.
     KvAwareCeiling,
     /// kv-aware's rule, numbers open: for sweeps.
     KvRule,
+    /// The same; what an engine reports as computed, though it was believed to be there, is forgotten.
+    KvRuleDropsTails,
     /// kv-aware's rule, but requests without a useful match go to the least busy server.
     KvAwareLeastBusy,
     PowerOfTwo,
@@ -141,9 +145,25 @@ enum RouterKind {
 }
 
 impl RouterKind {
-    /// All but the second statement of our own rule.
+    /// All but what only sweeps are for.
     fn compared() -> impl Iterator<Item = RouterKind> {
-        RouterKind::value_variants().iter().copied().filter(|kind| *kind != RouterKind::KvRule)
+        let swept = [RouterKind::KvRule, RouterKind::KvRuleDropsTails];
+        RouterKind::value_variants().iter().copied().filter(move |kind| !swept.contains(kind))
+    }
+
+    /// Whether a number of the rule makes a difference to it.
+    fn heeds(self, number: &str) -> bool {
+        match self {
+            RouterKind::KvRule
+            | RouterKind::KvRuleDropsTails
+            | RouterKind::KvAwareLeastBusy
+            | RouterKind::OracleKvAware => true,
+            // The others are constants there.
+            RouterKind::KvAware | RouterKind::KvAwareReports | RouterKind::KvAwareCeiling => {
+                ["slack_abs", "slack_rel", "min_match", "memory"].contains(&number)
+            }
+            _ => false,
+        }
     }
 
     fn title(self) -> &'static str {
@@ -151,8 +171,10 @@ impl RouterKind {
             RouterKind::WeightedRoundRobin => "weighted-round-robin",
             RouterKind::LeastConnections => "least-connections",
             RouterKind::KvAware => "**kv-aware**",
+            RouterKind::KvAwareReports => "kv-aware, told of reuse",
             RouterKind::KvAwareCeiling => "kv-aware, ceiling 32",
             RouterKind::KvRule => "kv-aware's rule, numbers open",
+            RouterKind::KvRuleDropsTails => "kv-aware's rule, drops reported tails (no option)",
             RouterKind::KvAwareLeastBusy => "kv-aware, misses to the least busy (no default)",
             RouterKind::PowerOfTwo => "power of two",
             RouterKind::SmgCacheAware => "smg cache_aware, ties to the least loaded",
@@ -167,13 +189,14 @@ impl RouterKind {
 
     fn router(self, trace: &Trace, setting: &Setting, numbers: Numbers) -> Box<dyn Policy> {
         let (servers, requests, blocks) = (setting.engines, trace.requests.len(), trace.distinct_blocks);
-        let ours = |algorithm, ceiling| {
-            let memory_blocks = numbers.memory_blocks(setting.model.cache_blocks);
-            Box::new(Dispatched::new(
-                &Rules { algorithm, kv: numbers.rules(), ceiling, memory_blocks },
-                servers,
-            ))
+        let pool = |algorithm| Rules {
+            algorithm,
+            kv: numbers.rules(),
+            ceiling: 0,
+            memory_blocks: numbers.memory_blocks(setting.model.cache_blocks),
+            reports: false,
         };
+        let ours = |rules: Rules| Box::new(Dispatched::new(&rules, servers));
         let rule = |miss| {
             let memory_blocks = numbers.memory_blocks(setting.model.cache_blocks);
             KvRule::new(numbers, miss, servers, requests, memory_blocks, blocks)
@@ -181,12 +204,14 @@ impl RouterKind {
         let scoring =
             |weights| Box::new(PrefixScoring::new(weights, servers, requests, blocks, setting.seed));
         match self {
-            RouterKind::WeightedRoundRobin => ours(Algorithm::WeightedRoundRobin, 0),
-            RouterKind::LeastConnections => ours(Algorithm::LeastConnections, 0),
-            RouterKind::KvAware => ours(Algorithm::KvAware, 0),
-            RouterKind::KvAwareCeiling => ours(Algorithm::KvAware, CEILING),
+            RouterKind::WeightedRoundRobin => ours(pool(Algorithm::WeightedRoundRobin)),
+            RouterKind::LeastConnections => ours(pool(Algorithm::LeastConnections)),
+            RouterKind::KvAware => ours(pool(Algorithm::KvAware)),
+            RouterKind::KvAwareReports => ours(Rules { reports: true, ..pool(Algorithm::KvAware) }),
+            RouterKind::KvAwareCeiling => ours(Rules { ceiling: CEILING, ..pool(Algorithm::KvAware) }),
             RouterKind::PowerOfTwo => Box::new(PowerOfTwo::new(servers, requests, setting.seed)),
             RouterKind::KvRule => Box::new(rule(Miss::RoundRobin)),
+            RouterKind::KvRuleDropsTails => Box::new(rule(Miss::RoundRobin).dropping_tails()),
             RouterKind::KvAwareLeastBusy => Box::new(rule(Miss::LeastBusy)),
             RouterKind::OracleKvAware => Box::new(rule(Miss::RoundRobin).seeing_caches()),
             RouterKind::SmgCacheAware => {
@@ -212,10 +237,11 @@ pub fn run(args: &ReplayArgs) -> Result<bool, String> {
         numbers.set(name, number("--set", set, value)?).map_err(|e| format!("--set {set}: {e}"))?;
     }
     let variants = variants(&args.sweeps, numbers)?;
+    let routers = routers(args)?;
     let traces = args.traces.iter().map(|path| Trace::read(path)).collect::<Result<Vec<_>, _>>()?;
     let places = places(args, &traces);
     let text = if args.sweeps.is_empty() {
-        let routers: Vec<_> = args.routers.iter().map(|&kind| (kind, numbers)).collect();
+        let routers: Vec<_> = routers.iter().map(|&kind| (kind, numbers)).collect();
         let mut rows = play(args, &places, &routers).into_iter();
         places.iter().fold(String::new(), |mut text, (_, place)| {
             let rows: Vec<Row> = rows.by_ref().take(routers.len()).collect();
@@ -223,12 +249,19 @@ pub fn run(args: &ReplayArgs) -> Result<bool, String> {
             text
         })
     } else {
-        let routers: Vec<_> = variants.iter().map(|(_, numbers)| (RouterKind::KvRule, *numbers)).collect();
+        let named = routers.len() > 1 || args.routers.len() == 1;
+        let (names, routers): (Vec<String>, Vec<_>) = variants
+            .iter()
+            .flat_map(|(name, numbers)| routers.iter().map(move |kind| (name, *kind, *numbers)))
+            .map(|(name, kind, numbers)| match named {
+                true => (format!("{name}: {}", kind.title()), (kind, numbers)),
+                false => (name.clone(), (kind, numbers)),
+            })
+            .unzip();
         let rows = play(args, &places, &routers);
-        let of =
-            |variant: usize| (0..places.len()).map(|p| rows[p * routers.len() + variant].clone()).collect();
+        let of = |line: usize| (0..places.len()).map(|p| rows[p * routers.len() + line].clone()).collect();
         let lines: Vec<(String, Vec<Row>)> =
-            variants.iter().enumerate().map(|(i, (name, _))| (name.clone(), of(i))).collect();
+            names.into_iter().enumerate().map(|(i, name)| (name, of(i))).collect();
         let places: Vec<Place> = places.iter().map(|(_, place)| place.clone()).collect();
         table::matrix(&places, &lines)
     };
@@ -276,6 +309,36 @@ fn assignment<'a>(option: &str, text: &'a str) -> Result<(&'a str, &'a str), Str
 
 fn number(option: &str, text: &str, value: &str) -> Result<f64, String> {
     value.trim().parse().map_err(|_| format!("{option} {text}: `{value}`: expected a number"))
+}
+
+/// Who is played.
+fn routers(args: &ReplayArgs) -> Result<Vec<RouterKind>, String> {
+    let routers: Vec<RouterKind> = match (args.routers.is_empty(), args.sweeps.is_empty()) {
+        (false, _) => args.routers.clone(),
+        (true, true) => RouterKind::compared().collect(),
+        (true, false) => vec![RouterKind::KvRule],
+    };
+    let title = |kind: &RouterKind| {
+        kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    for sweep in &args.sweeps {
+        let (name, _) = assignment("--sweep", sweep)?;
+        if let Some(deaf) = routers.iter().find(|kind| !kind.heeds(name)) {
+            return Err(format!(
+                "--sweep {sweep}: {} does not heed {name}: expected routers that do, as kv-rule",
+                title(deaf)
+            ));
+        }
+    }
+    for set in &args.sets {
+        let (name, _) = assignment("--set", set)?;
+        if !routers.iter().any(|kind| kind.heeds(name)) {
+            return Err(format!(
+                "--set {set}: no router played heeds {name}: expected one that does, as kv-rule"
+            ));
+        }
+    }
+    Ok(routers)
 }
 
 /// Every combination of the sweeps' values, named.

@@ -60,6 +60,8 @@ fn routers_that_know_prefixes_keep_conversations_together() {
     use RouterKind as R;
     for kind in [
         R::KvAware,
+        R::KvAwareReports,
+        R::KvRuleDropsTails,
         R::KvAwareLeastBusy,
         R::SmgCacheAware,
         R::SmgCacheAwareFirst,
@@ -278,10 +280,12 @@ fn affinity_ends_where_the_window_does() {
 
 #[test]
 fn a_short_head_does_not_draw_everything_to_its_first_holder() {
-    // All prompts share block 0 and nothing else: eight of the router's blocks, worth four requests' difference of 16 at a price of 32.
+    // All prompts share block 0 and nothing else: eight of the router's blocks, of 16 per prompt. The window's far end, 16 requests
+    // above, costs two prompts: two blocks per request.
     let prompts: Vec<[u32; 2]> = (1..=40).map(|i| [0, i]).collect();
     let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
-    let went = spread(&mut rule(numbers(), 4), &prompts, 4);
+    let dear = Numbers { load_price: 2.0, share_price: 0.0, ..numbers() };
+    let went = spread(&mut rule(dear, 4), &prompts, 4);
     assert_eq!(went[..5], [0, 0, 0, 0, 1], "three above the idle ones cost 6, four cost 8");
     let on = |server| went.iter().filter(|&&on| on == server).count();
     assert_eq!([on(0), on(1), on(2), on(3)], [10; 4], "{went:?}");
@@ -293,16 +297,44 @@ fn a_short_head_does_not_draw_everything_to_its_first_holder() {
 
 #[test]
 fn a_server_far_above_its_share_of_requests_loses_short_matches() {
-    // Load is no reason here. After 9 requests the server is 4.5 above the fair 4.5, of which 4.045 are free: 4000 × 0.455 ÷ 20.5 is
-    // more than the prompt's 32 blocks.
-    let even = Numbers { load_price: 0.0, slack_abs: 1000.0, ..numbers() };
-    let prompts = [&[0u32, 1, 2, 3][..]; 40];
+    // Load is no reason here; all share 32 of their 40 blocks, and none goes on where another ended. After 9 requests the server
+    // is 4.5 above the fair 4.5, of which 4.045 are free: 20 × 40 × 0.455 ÷ 4.5 is more than 32 blocks; one less costs nothing.
+    let even = Numbers { load_price: 0.0, slack_abs: 1000.0, share_prior: 0.0, ..numbers() };
+    let prompts: Vec<[u32; 5]> = (4..44).map(|own| [0, 1, 2, 3, own]).collect();
+    let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
     let went = spread(&mut rule(even, 2), &prompts, 2);
     assert_eq!(went[..9], [0; 9]);
-    // Then one goes to the other server; both hold the prompt, and it catches up.
+    // Then one goes to the other server; both hold the head, and it catches up.
     assert_eq!(went[9..18], [1; 9], "{went:?}");
     let careless = Numbers { share_price: 0.0, ..even };
     assert_eq!(spread(&mut rule(careless, 2), &prompts, 2), [0; 40]);
+    // What is all but alike pays little: for eight blocks to be computed, three times as many at most, as if nothing ran there.
+    let immune = Numbers { immunity: 3.0, busy_price: 0.0, ..even };
+    assert_eq!(spread(&mut rule(immune, 2), &prompts, 2), [0; 40]);
+}
+
+#[test]
+fn what_goes_on_where_a_prompt_ended_pays_for_its_new_part_and_no_more_than_the_load_says() {
+    // As above, but each prompt is the one before and 40 blocks more. Of n prompts, all on the first server, the next has n ÷ (n + 1) of
+    // its blocks there. After 20: 10 above the fair 10, 4.1 of them free. 20 × mean prompt × 5.9 ÷ 26 is 4.5 mean prompts, of which it pays
+    // a 21st. To pay the whole would be too much.
+    let even = Numbers { load_price: 0.0, work_price: 0.0, slack_abs: 1000.0, ..numbers() };
+    let prompts: Vec<Vec<u32>> = (1..=40).map(|n| (0..5 * n).collect()).collect();
+    let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| &prompt[..]).collect();
+    assert_eq!(spread(&mut rule(even, 2), &prompts, 2), [0; 40]);
+    // The same text behind a tail of their own is a head: the tail makes sure that nothing ends where another did.
+    let heads: Vec<Vec<u32>> = (1..=40).map(|n| (0..5 * n).chain([1_000 + n]).collect()).collect();
+    let heads: Vec<&[u32]> = heads.iter().map(|prompt| &prompt[..]).collect();
+    assert!(spread(&mut rule(even, 2), &heads, 2).contains(&1));
+    // One prompt forty times pays nothing, with nothing left to compute. What goes on there with nineteen times as much pays nearly all: more
+    // than its 32 blocks, unless a cap of a hundredth of a mean prompt for each of 20 requests in flight spares it.
+    let (short, long): (Vec<u32>, Vec<u32>) = ((0..4).collect(), (0..80).collect());
+    let prompts: Vec<&[u32]> = std::iter::repeat_n(&short[..], 40).chain([&long[..]]).collect();
+    for (busy_price, last) in [(numbers().busy_price, 1), (0.01, 0)] {
+        let went = spread(&mut rule(Numbers { busy_price, ..even }, 2), &prompts, 2);
+        assert_eq!(went[..40], [0; 40]);
+        assert_eq!(went[40], last, "{busy_price}");
+    }
 }
 
 #[test]
@@ -340,6 +372,53 @@ fn predictions_are_of_the_router_and_hits_of_the_engine() {
     assert_eq!((same.predicted_blocks, same.hit_blocks), (0, 0));
 }
 
+/// 60 beginnings of ten blocks, each with a new end, in turn and again, on one engine that holds 36 such prompts: LRU finds nothing.
+fn one_too_many() -> (Trace, Setting) {
+    let prompts: Vec<Vec<u32>> =
+        (0..1_200).map(|i| (0..10).map(|b| i % 60 * 10 + b).chain([600 + i]).collect()).collect();
+    let requests: Vec<(u64, &[u32], u64)> =
+        prompts.iter().zip(0..).map(|(prompt, i)| (i * 1_000, &prompt[..], 1)).collect();
+    (trace(&requests), setting(1, 400, None))
+}
+
+#[test]
+fn what_engines_report_narrows_a_memory_that_is_too_wide() {
+    let (trace, setting) = one_too_many();
+    let wide = Numbers { memory: 4.0, ..numbers() };
+    let predicted = |kind: RouterKind, numbers| {
+        let outcome = simulate(&trace, &setting, kind.router(&trace, &setting, numbers).as_mut());
+        assert_eq!(outcome.hit_blocks, 0, "{kind:?}");
+        outcome.predicted_blocks
+    };
+    // Told nothing, all but the first round is believed to be there, for ever.
+    assert_eq!(predicted(RouterKind::KvAware, wide), 11_400);
+    assert_eq!(predicted(RouterKind::KvRule, wide), 11_400);
+    // A step of a 128th per report: from 1,600 blocks to 660, those of one round, in 113 of them, two rounds; then on until a few
+    // of the router's blocks at most are believed of a prompt.
+    let told = predicted(RouterKind::KvAwareReports, wide);
+    assert!((1_130..2_400).contains(&told), "{told}");
+    // Exactly as large as the cache: nothing is believed, nothing to learn.
+    assert_eq!(predicted(RouterKind::KvAwareReports, numbers()), 0);
+    // What was computed was dropped, so it is not believed the next time, but the time after that.
+    assert_eq!(predicted(RouterKind::KvRuleDropsTails, wide), 6_000);
+}
+
+#[test]
+fn reports_that_differ_by_little_are_not_heeded() {
+    // 20 blocks believed, 19 there: within an eighth. 16 there: not.
+    let long: Vec<u32> = (0..20).collect();
+    for (engine_holds, kept) in [(19, true), (16, false)] {
+        let trace = trace(&[(0, &long, 1), (100, &long, 1), (200, &long, 1)]);
+        let setting = setting(1, engine_holds, None);
+        let wide = Numbers { memory: 2.0, ..numbers() };
+        let mut router = RouterKind::KvRuleDropsTails.router(&trace, &setting, wide);
+        let outcome = simulate(&trace, &setting, router.as_mut());
+        assert_eq!(outcome.hit_blocks, 2 * engine_holds as u64);
+        let third = if kept { 20 } else { engine_holds as u64 };
+        assert_eq!(outcome.predicted_blocks, 20 + third);
+    }
+}
+
 /// Two engines, nine distinct prompts, caches for five of them, one request at a time.
 fn nine_prompts(blocks: u32, rounds: u64, order: impl Fn(u64, u64) -> u64) -> (Trace, Setting) {
     let prompts: Vec<Vec<u32>> = (0..9).map(|p| (p * blocks..(p + 1) * blocks).collect()).collect();
@@ -374,13 +453,17 @@ fn nine_prompts_on_two_engines_of_five_are_reused() {
 #[test]
 fn the_dispatcher_decides_as_the_rule_says() {
     // Conversations that grow, restart and share heads, on engines that queue; whole blocks, so that both count alike.
-    for seed in 0..6 {
+    // Which of the rule's finer points decided something.
+    let mut mattered = [false; 3];
+    for seed in 0..8 {
         let mut rng = rng::Rng::new(seed);
         let mut next_block = 40;
         let mut conversations: Vec<Vec<u32>> = (0..30).map(|i| vec![i % 3]).collect();
         let prompts: Vec<(u64, Vec<u32>, u64)> = (0..1_500)
             .map(|i| {
-                let conversation = &mut conversations[rng.below(30) as usize];
+                // In half of the runs, one conversation is most of the traffic.
+                let hot = seed >= 4 && rng.below(4) > 0;
+                let conversation = &mut conversations[if hot { 0 } else { rng.below(30) as usize }];
                 if conversation.len() > 40 || rng.below(12) == 0 {
                     conversation.truncate(1);
                 }
@@ -388,21 +471,64 @@ fn the_dispatcher_decides_as_the_rule_says() {
                     conversation.push(next_block);
                     next_block += 1;
                 }
-                (i * [1, 4, 16][seed as usize % 3], conversation.clone(), rng.below(30))
+                (i * [1, 4, 16, 60][seed as usize % 4], conversation.clone(), rng.below(30))
             })
             .collect();
         let requests: Vec<(u64, &[u32], u64)> =
             prompts.iter().map(|(at, blocks, tokens)| (*at, &blocks[..], *tokens)).collect();
         let trace = trace(&requests);
-        let mut setting = setting(4, 150, (seed % 2 == 0).then_some(16));
+        let mut setting = setting(4, 150, (seed < 4).then_some(16));
         setting.model.prefill_tokens_per_s = 2_048.0;
         let [real, rule] =
             [RouterKind::KvAware, RouterKind::KvRule].map(|kind| play_one(&trace, &setting, kind));
         assert!(real.hit_rate() > 0.2, "seed {seed}: {}", real.hit_rate());
-        assert_eq!(real, rule, "seed {seed}");
-        let other = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
-        let other = simulate(&trace, &setting, RouterKind::KvRule.router(&trace, &setting, other).as_mut());
-        assert_ne!(real, other, "seed {seed}: the rule's finer points matter here");
+        assert!(real == rule, "seed {seed}: {:?} and {:?}", real.requests, rule.requests);
+        let none = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
+        let uncapped = Numbers { busy_price: 1e9, ..Numbers::default() };
+        let immune = Numbers { immunity: 0.0, ..Numbers::default() };
+        for (other, mattered) in [none, uncapped, immune].into_iter().zip(&mut mattered) {
+            let mut other = RouterKind::KvRule.router(&trace, &setting, other);
+            *mattered |= simulate(&trace, &setting, other.as_mut()) != real;
+        }
+    }
+    assert_eq!(mattered, [true; 3], "prices, and the caps on them");
+}
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: ReplayArgs,
+}
+
+/// Those who are played with these options, by their names there.
+fn played(options: &[&str]) -> Result<Vec<RouterKind>, String> {
+    let line = ["replay", "--trace", "t"].iter().chain(options);
+    routers(&<Line as clap::Parser>::parse_from(line).args)
+}
+
+#[test]
+fn numbers_are_for_routers_that_heed_them() {
+    let all = played(&[]).expect("all");
+    assert!(all.contains(&RouterKind::KvAware) && !all.contains(&RouterKind::KvRule));
+    assert_eq!(played(&["--sweep", "load_price=1"]), Ok(vec![RouterKind::KvRule]));
+    let two = ["--routers", "kv-aware,kv-rule"];
+    assert_eq!(
+        played(&[&two[..], &["--sweep", "memory=1,2"]].concat()),
+        Ok(vec![RouterKind::KvAware, RouterKind::KvRule])
+    );
+    assert!(played(&[&two[..], &["--set", "load_price=1"]].concat()).is_ok(), "one of them does");
+    for (options, wanted) in [
+        (
+            &["--routers", "kv-rule,kv-aware", "--sweep", "load_price=1"],
+            "--sweep load_price=1: kv-aware does not heed load_price",
+        ),
+        (
+            &["--routers", "kv-aware,oracle", "--set", "load_price=1"],
+            "--set load_price=1: no router played heeds load_price",
+        ),
+    ] {
+        let fault = played(options).expect_err(wanted);
+        assert!(fault.starts_with(wanted) && fault.contains("expected"), "{fault}");
     }
 }
 

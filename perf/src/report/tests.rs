@@ -35,7 +35,7 @@ fn report(cpu_ns: u64) -> Report {
 }
 
 fn run(scenario: Scenario, peer: Kind, repeat: u32, cpu_ns: u64) -> Run {
-    Run { scenario, peer, repeat, load_average: 0.0, report: report(cpu_ns) }
+    Run { scenario, body_len: scenario.bodies()[0], peer, repeat, load_average: 0.0, report: report(cpu_ns) }
 }
 
 /// Cells of the table row that starts with `name`.
@@ -58,6 +58,37 @@ fn ratios_pair_the_runs_of_one_repeat() {
     assert_eq!(row(&text, "ringway")[3], "15.00 [10.00–20.00]", "CPU us per request: {text}");
     assert_eq!(row(&text, "haproxy")[3], "20.00 [20.00–40.00]");
     assert!(text.contains("Faults: none."));
+}
+
+#[test]
+fn each_length_of_prompt_has_its_own_table() {
+    let mut findings = Findings::default();
+    for (body_len, cpu_ns) in [(2 << 10, 10_000_000), (32 << 10, 20_000_000), (128 << 10, 80_000_000)] {
+        for (peer, times) in [(Kind::Ringway, 2), (Kind::RingwayKv, 3), (Kind::Haproxy, 4)] {
+            let mut run = Run { body_len, ..run(Scenario::Prompts, peer, 0, cpu_ns * times) };
+            run.report.backend = Counts { turns_later: 40, turns_at_home: 10 * times, ..Counts::default() };
+            findings.runs.push(run);
+        }
+    }
+    findings.runs.push(run(Scenario::Json, Kind::Ringway, 0, 1));
+    let peers = [Kind::Ringway, Kind::RingwayKv, Kind::Haproxy];
+    let text = summary(&findings, &[Scenario::Json, Scenario::Prompts], &peers);
+    let tables: Vec<&str> = text.split("\n## ").collect();
+    assert_eq!(tables.len(), 5, "{text}");
+    assert!(tables[1].starts_with("json\n") && !tables[1].contains("ringway-kv"), "{text}");
+    assert!(!tables[1].contains("same server"), "{text}");
+    for (table, title, cpu) in [
+        (tables[2], "prompts, 2 KiB\n", "30.00"),
+        (tables[3], "prompts, 32 KiB\n", "60.00"),
+        (tables[4], "prompts, 128 KiB\n", "240.00"),
+    ] {
+        assert!(table.starts_with(title), "{table}");
+        let cells = row(table, "ringway-kv");
+        assert_eq!((cells[3], cells[cells.len() - 3]), (cpu, "75"), "{table}");
+        assert_eq!(row(table, "ringway-kv / ringway")[2], "1.50", "{table}");
+        assert_eq!(row(table, "ringway-kv / haproxy")[2], "0.75", "{table}");
+        assert_eq!(row(table, "ringway / haproxy")[2], "0.50", "{table}");
+    }
 }
 
 #[test]

@@ -11,11 +11,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use crate::answer::AnswerReader;
 use crate::backend::{Payload, ServerConnection};
 use crate::load::Open;
+use crate::prompts::Talk;
 use crate::ring;
 
 pub(super) enum Role {
     Server(ServerConnection),
-    Client { reader: AnswerReader, open: Option<Open>, held: bool },
+    Client { reader: AnswerReader, open: Option<Open>, held: bool, talk: Option<Talk> },
 }
 
 pub(super) struct Connection {

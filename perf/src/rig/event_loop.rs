@@ -289,7 +289,7 @@ impl Rig {
                     let fd = unsafe { OwnedFd::from_raw_fd(completion.result) };
                     no_delay(&fd);
                     let nowhere = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-                    let role = Role::Server(ServerConnection::new());
+                    let role = Role::Server(ServerConnection::new(slot));
                     self.backend.counts.connections += 1;
                     let slot = self.insert(Connection::new(fd, role, 0, nowhere));
                     self.receive(slot);
@@ -379,7 +379,8 @@ impl Rig {
             Role::Client { reader, open, .. } => match (open, &mut self.load) {
                 (Some(open), Some(load)) => {
                     let (tally, mut events) = (&mut load.tally, 0);
-                    let progress = reader.feed(bytes, &load.plan.expect, &mut |arrival| {
+                    let expect = load.plan.traffic.expect(open.turn);
+                    let progress = reader.feed(bytes, expect, &mut |arrival| {
                         events += 1;
                         tally.event(open, arrival, now_ns);
                     });

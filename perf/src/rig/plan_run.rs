@@ -14,8 +14,9 @@ use crate::answer::{AnswerReader, Progress};
 use crate::backend::{Counts, Payload};
 use crate::clock::{self, S};
 use crate::http::Fault;
-use crate::load::{Arrivals, FAULTS_MAX, Open, Plan, Report, Schedule, Tally};
+use crate::load::{Arrivals, FAULTS_MAX, Open, Plan, Report, Schedule, Tally, Traffic};
 use crate::process::{self, Snapshot};
+use crate::prompts::Talks;
 
 /// Connects under way at once: below any listener's queue.
 const CONNECTING_MAX: u32 = 64;
@@ -37,6 +38,8 @@ pub(super) struct Load {
     pub(super) made: u32,
     pub(super) connecting: u32,
     pub(super) in_flight: u32,
+    /// Those of the plan's conversations that have no request under way; `None`: there are none.
+    pub(super) talks: Option<Talks>,
     pub(super) begun_ns: u64,
     pub(super) window_from_ns: u64,
     pub(super) before: Option<Snapshot>,
@@ -54,6 +57,10 @@ impl Rig {
             let _ = reply.send(Err("a plan is under way already".into()));
             return;
         }
+        let talks = match &plan.traffic {
+            Traffic::Same { .. } => None,
+            Traffic::Talks(script) => Some(Talks::new(script, plan.connections)),
+        };
         self.load = Some(Load {
             plan,
             reply,
@@ -64,6 +71,7 @@ impl Rig {
             made: 0,
             connecting: 0,
             in_flight: 0,
+            talks,
             begun_ns: clock::now_ns(),
             window_from_ns: 0,
             before: None,
@@ -84,10 +92,13 @@ impl Rig {
                 let (Some(load), Some(c)) = (&mut self.load, self.slots[slot as usize].as_mut()) else {
                     return;
                 };
-                let Role::Client { open, reader, .. } = &mut c.role else { return };
+                let Role::Client { open, reader, talk, .. } = &mut c.role else { return };
                 if let Some(open) = open.take() {
                     load.tally.completed(&open, now_ns);
                     load.in_flight -= 1;
+                }
+                if let Some((talks, talk)) = load.talks.as_mut().zip(talk.take()) {
+                    talks.put_back(talk);
                 }
                 reader.reset();
                 if !keep_alive || !c.queue.is_empty() {
@@ -110,9 +121,9 @@ impl Rig {
     pub(super) fn end_of_stream(&mut self, slot: u32, now_ns: u64) {
         let Some(c) = self.slots[slot as usize].as_mut() else { return };
         match &mut c.role {
-            Role::Client { reader, open: Some(_), .. } => {
+            Role::Client { reader, open: Some(open), .. } => {
                 let progress = match &self.load {
-                    Some(load) => reader.close(&load.plan.expect),
+                    Some(load) => reader.close(load.plan.traffic.expect(open.turn)),
                     None => return self.close(slot),
                 };
                 // Closes the connection whatever the verdict; after it the slot may have a new tenant.
@@ -186,7 +197,7 @@ impl Rig {
         match socket(bind) {
             Ok(fd) => {
                 load.connecting += 1;
-                let role = Role::Client { reader: AnswerReader::new(), open: None, held };
+                let role = Role::Client { reader: AnswerReader::new(), open: None, held, talk: None };
                 let slot = self.insert(Connection::new(fd, role, 0, target));
                 let Some(c) = self.slots[slot as usize].as_mut() else { return };
                 c.connecting = true;
@@ -289,7 +300,8 @@ impl Rig {
     /// Sends all requests that are due and have a connection.
     pub(super) fn issue(&mut self, now_ns: u64) -> bool {
         let mut sent = false;
-        while let Some(Load { schedule: Some(schedule), tally, plan, in_flight, .. }) = &mut self.load {
+        while let Some(Load { schedule: Some(schedule), tally, plan, in_flight, talks, .. }) = &mut self.load
+        {
             if tally.faults_total() >= FAULTS_MAX || plan.in_flight_max.is_some_and(|max| *in_flight >= max) {
                 break;
             }
@@ -299,15 +311,23 @@ impl Rig {
             if matches!(plan.arrivals, Arrivals::Rate(_)) && tally.within() {
                 tally.lateness.record(now_ns.saturating_sub(waited.unwrap_or(now_ns)));
             }
-            let payload = Payload::Shared(plan.request.clone());
             *in_flight += 1;
             let Some(c) = self.slots[slot as usize].as_mut() else {
                 unreachable!("a slot that went is forgotten by the schedule")
             };
-            if let Role::Client { open, .. } = &mut c.role {
-                *open = Some(Open { intended_ns, last_event_ns: intended_ns });
+            if let Role::Client { open, talk, .. } = &mut c.role {
+                let (request, turn) = match (&plan.traffic, talks.as_mut()) {
+                    (Traffic::Same { request, .. }, _) => (request.clone(), 0),
+                    (Traffic::Talks(_), Some(talks)) => {
+                        let (drawn, request, turn) = talks.draw();
+                        *talk = Some(drawn);
+                        (request, turn)
+                    }
+                    (Traffic::Talks(_), None) => unreachable!("a plan with conversations begins with some"),
+                };
+                *open = Some(Open { intended_ns, last_event_ns: intended_ns, turn });
+                c.queue.push_back(Payload::Shared(request));
             }
-            c.queue.push_back(payload);
             self.pump(slot);
             sent = true;
         }
@@ -398,6 +418,8 @@ impl Rig {
                 requests: counts.requests - load.backend_before.requests,
                 housekeeping: counts.housekeeping - load.backend_before.housekeeping,
                 refused: counts.refused - load.backend_before.refused,
+                turns_later: counts.turns_later - load.backend_before.turns_later,
+                turns_at_home: counts.turns_at_home - load.backend_before.turns_at_home,
                 cut: counts.cut - load.backend_before.cut,
                 example: counts.example.clone(),
             },

@@ -7,10 +7,10 @@ use std::net::Ipv4Addr;
 use super::*;
 use crate::answer::Expect;
 use crate::clock::{MS, S};
-use crate::load::Arrivals;
-use crate::load::FAULTS_MAX;
+use crate::load::{Arrivals, FAULTS_MAX, Traffic};
 use crate::payload::{self, Answer};
 use crate::process::Snapshot;
+use crate::prompts;
 
 const JSON: Recipe = Recipe { body_len: 300, answer: Answer::Json { len: 400, delay_ns: 0 } };
 
@@ -23,13 +23,16 @@ fn plan(target: SocketAddrV4, recipe: Recipe) -> Plan {
     let expect = match recipe.answer {
         Answer::Json { len, .. } => Expect::Exact(payload::answer_body(len).expect("fits").into()),
         Answer::Events { count, .. } => Expect::Events(count),
+        Answer::Chat { .. } => panic!("a single request has no next turn"),
     };
     Plan {
         target,
         connections: 4,
         arrivals: Arrivals::Closed,
-        request: payload::request("test", "/", &recipe, &[]).expect("fits").into(),
-        expect,
+        traffic: Traffic::Same {
+            request: payload::request("test", "/", &recipe, &[]).expect("fits").into(),
+            expect,
+        },
         warm_ns: 50 * MS,
         window_ns: 200 * MS,
         grace_ns: 2 * S,
@@ -103,6 +106,25 @@ fn streams_are_timed_event_by_event() {
     assert_eq!((delay.count, gap.count), (5 * latency.count, 4 * latency.count));
     assert!(first.p50_ns >= MS && latency.p50_ns >= 9 * MS && delay.p50_ns < first.p50_ns);
     assert!(report.events > 0 && report.event_pieces > 0 && report.event_pieces <= report.events);
+}
+
+#[test]
+fn conversations_come_back_on_each_connection() {
+    let rig = rig();
+    let script = std::sync::Arc::new(prompts::Script::new("test", "/", 2048).expect("fits"));
+    let talks = Plan {
+        connections: 3,
+        requests_max: Some(23),
+        window_ns: 20 * S,
+        traffic: Traffic::Talks(script),
+        ..plan(rig.backends[0], JSON)
+    };
+    let report = rig.run(talks).expect("runs");
+    assert_eq!((report.completed_in_all, report.faults.len()), (23, 0), "{:?}", report.examples);
+    assert_eq!(report.backend.refused, 0, "{:?}", report.backend.example);
+    // Six conversations at a time, of four requests each: of 23 requests, 6 to 10 begin one.
+    let later = report.backend.turns_later;
+    assert!((13..=17).contains(&later) && report.backend.turns_at_home == later, "{later}");
 }
 
 #[test]

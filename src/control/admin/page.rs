@@ -164,7 +164,18 @@ pub(super) fn takes_body(head: &RequestHead, buf: &[u8]) -> bool {
 fn foreign_origin(head: &RequestHead, buf: &[u8]) -> bool {
     let Some(origin) = head.named(buf, b"origin").map(|span| span.of(buf)) else { return false };
     let host = head.host.map_or(&b""[..], |span| span.of(buf));
-    !origin.strip_prefix(b"http://").is_some_and(|of| of.eq_ignore_ascii_case(host))
+    // A name of somebody else's may have been pointed at this host: only what is certainly this host's own counts.
+    !origin.strip_prefix(b"http://").is_some_and(|of| of.eq_ignore_ascii_case(host) && is_own_name(of))
+}
+
+/// An address, or `localhost`, with or without a port.
+fn is_own_name(authority: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(authority) else { return false };
+    let host = match text.strip_prefix('[').and_then(|v6| v6.split_once(']')) {
+        Some((v6, _)) => v6,
+        None => text.split_once(':').map_or(text, |(host, _)| host),
+    };
+    host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok()
 }
 
 /// Answers one request; `buf` is what its head was parsed from, `body` what [`takes_body`] asked for.

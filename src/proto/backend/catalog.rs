@@ -129,7 +129,7 @@ impl Default for KvRules {
         KvRules {
             block_bytes: 256,
             min_match_blocks: 2,
-            affinity_slack_abs: 16.0,
+            affinity_slack_abs: 12.0,
             affinity_slack_rel: 1.0,
             kv_capacity_blocks: 0,
         }

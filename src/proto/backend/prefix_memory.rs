@@ -139,22 +139,36 @@ impl PrefixMemory {
     /// Puts a server into a domain with a capacity in blocks (at most 2^24), or gives it another capacity, which evicts down to it.
     /// Another domain, or `None`, forgets what it held.
     pub fn configure(&mut self, server: BackendId, domain: Option<PoolId>, capacity_blocks: u32) {
+        self.configure_all(std::iter::once((server, domain, capacity_blocks)));
+    }
+
+    /// As [`PrefixMemory::configure`], for many; what each may have within `bytes_max` is found out once.
+    pub fn configure_all(&mut self, servers: impl Iterator<Item = (BackendId, Option<PoolId>, u32)>) {
+        let mut changed = false;
+        for (server, domain, capacity_blocks) in servers {
+            changed |= self.place(server, domain, capacity_blocks);
+        }
+        if changed {
+            self.fit();
+        }
+    }
+
+    /// Notes what [`PrefixMemory::fit`] then puts in force. False: nothing is new.
+    fn place(&mut self, server: BackendId, domain: Option<PoolId>, capacity_blocks: u32) -> bool {
         let at = server.index();
         let capacity = capacity_blocks.min(CAPACITY_MAX);
         if let Some(member) = self.members.get_mut(at).and_then(Option::as_mut) {
             if Some(member.domain) == domain {
-                if member.configured != capacity {
-                    member.configured = capacity;
-                    self.fit();
-                }
-                return;
+                let changed = member.configured != capacity;
+                member.configured = capacity;
+                return changed;
             }
             self.remove(server);
+            if domain.is_none() {
+                return true;
+            }
         }
-        let Some(domain) = domain else {
-            self.fit();
-            return;
-        };
+        let Some(domain) = domain else { return false };
         if self.members.len() <= at {
             self.members.resize_with(at + 1, || None);
         }
@@ -178,7 +192,7 @@ impl PrefixMemory {
         let memory = ServerMemory::new(0);
         self.members[at] =
             Some(Box::new(Member { domain, slot: slot as u16, configured: capacity, narrowed: 0, memory }));
-        self.fit();
+        true
     }
 
     /// The server restarted, was replaced, or has another address: what it held is forgotten.
@@ -399,7 +413,7 @@ impl Cut {
     const STEPS_MAX: u32 = 400;
 
     fn of(self, configured: u32) -> u32 {
-        (0..self.steps).fold(u64::from(configured), |blocks, _| blocks * 15 / 16) as u32
+        (f64::from(configured) * (15.0_f64 / 16.0).powi(self.steps as i32)) as u32
     }
 }
 

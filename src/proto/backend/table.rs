@@ -47,6 +47,10 @@ pub struct Row {
     /// narrowed and reports here widened.
     pub narrowed: i32,
     pub narrowed_peers: i32,
+    /// When reports to this shard last did.
+    pub narrowed_at: Nanos,
+    /// Requests of this shard that asked for a permit there and have no answer yet.
+    pub asked: u32,
     /// Permits leased to this shard.
     pub held: u32,
     /// The least number of permits that was free since the last sweep: so many nobody needed.
@@ -74,6 +78,8 @@ impl Row {
             prefill_tokens_peers: 0,
             narrowed: 0,
             narrowed_peers: 0,
+            narrowed_at: Nanos::ZERO,
+            asked: 0,
             held: 0,
             free_low: 0,
             failures: 0,
@@ -227,7 +233,9 @@ impl BackendTable {
 
     /// One step more (1) or less (-1) on this shard's word.
     pub fn narrow(&mut self, now: Nanos, id: BackendId, step: i32) {
-        self.rows[id.index()].narrowed += step;
+        let row = &mut self.rows[id.index()];
+        row.narrowed += step;
+        row.narrowed_at = now;
         self.touch(now, id);
     }
 

@@ -80,7 +80,7 @@ impl CallerRules {
         let Some(tier) = self.own(head, buf, &self.tier_field) else { return Ok(b"") };
         let fields = head.fields().iter().filter(|field| field.kind == FieldKind::RouterOwn);
         let mut others = fields.filter(|field| field.name.of(buf).eq_ignore_ascii_case(&self.tier_field));
-        match others.all(|field| field.value.of(buf) == tier) {
+        match others.all(|field| field.value.is_empty() || field.value.of(buf) == tier) {
             true => Ok(tier),
             false => Err("two fields name different routing tiers; expected one"),
         }
@@ -99,7 +99,10 @@ impl CallerRules {
     fn own<'a>(&self, head: &RequestHead, buf: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         // Most requests have none.
         head.first(FieldKind::RouterOwn)?;
-        head.named(buf, name).map(|span| span.of(buf)).filter(|value| !value.is_empty())
+        let fields = head.fields().iter().filter(|field| field.kind == FieldKind::RouterOwn);
+        let mut named = fields.filter(|field| field.name.of(buf).eq_ignore_ascii_case(name));
+        // A blank one counts as not sent.
+        named.find(|field| !field.value.is_empty()).map(|field| field.value.of(buf))
     }
 
     /// The digest of a session.
@@ -145,12 +148,13 @@ fn first_word(digest: &[u8]) -> u64 {
 
 /// The caller's API key.
 fn api_key<'a>(head: &RequestHead, buf: &'a [u8]) -> Option<&'a [u8]> {
-    let bearer = head.first(FieldKind::Authorization).and_then(|span| {
-        let (scheme, key) = span.of(buf).split_at_checked(7)?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
-    });
-    let own = || head.first(FieldKind::XApiKey).map(|span| span.of(buf));
-    bearer.filter(|key| !key.is_empty()).or_else(own).filter(|key| !key.is_empty())
+    let fields = |kind| head.fields().iter().filter(move |field| field.kind == kind).map(|f| f.value.of(buf));
+    let bearer = |value: &'a [u8]| {
+        let (scheme, key) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii()).filter(|key| !key.is_empty())
+    };
+    let own = || fields(FieldKind::XApiKey).find(|key| !key.is_empty());
+    fields(FieldKind::Authorization).find_map(bearer).or_else(own)
 }
 
 /// Appends the sixteen lower-case hex digits of a shown digest.
@@ -203,6 +207,10 @@ mod tests {
         );
         found(&["X-Lifeboat-Tier: gold\r\n", "x-lifeboat-tier: silver\r\n", "X-Api-Key: Tier\r\n"]);
         found(&["X-Lifeboat-Tier: gold\r\n", "X-Lifeboat-Tier: gold\r\n"]);
+        // Blank ones, and credentials of other kinds, hide nothing.
+        assert_eq!(found(&["X-Lifeboat-Session-Id:\r\n", own]), some("named", "s1"));
+        assert_eq!(found(&["Authorization: Basic x\r\n", "Authorization:\r\n", bearer]), some("key", "k1"));
+        assert_eq!(found(&["X-Lifeboat-Tier:\r\n", "X-Lifeboat-Tier: gold\r\n", key]), some("key", "k2"));
         assert_eq!(found(&["Authorization: short\r\n", "X-Api-Key:\r\n"]), None);
     }
 

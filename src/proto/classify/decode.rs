@@ -15,12 +15,13 @@
 use std::io::{BufRead, Error, Read};
 
 use brotli_decompressor::{BrotliDecoderParameter, Decompressor};
-use flate2::bufread::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use flate2::bufread::{DeflateDecoder, GzDecoder, ZlibDecoder};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// Largest zstd window, in bytes: what RFC 9659 allows as a content coding.
 const ZSTD_WINDOW_BYTES_MAX: u64 = 8 << 20;
-/// Most frames of one zstd body; encoders write one, parallel ones a few.
+/// Most members of one gzip body, and frames of one zstd body; encoders write one, parallel ones a few.
+const GZIP_MEMBERS_MAX: usize = 64;
 const ZSTD_FRAMES_MAX: usize = 64;
 /// Bytes read ahead by the Brotli decoder.
 const BROTLI_BUFFER_BYTES: usize = 4096;
@@ -55,7 +56,7 @@ pub fn decode(
     let outcome = if encoding.is_empty() || is(b"identity") {
         return Decoded::Plain;
     } else if is(b"gzip") || is(b"x-gzip") {
-        bounded(MultiGzDecoder::new(&mut source), content_bytes_max, out)
+        gzip(&mut source, content_bytes_max, out)
     } else if is(b"deflate") {
         // The first two bytes of zlib's wrapper are a multiple of 31 and say "deflate" in the low half of the first.
         match body {
@@ -132,13 +133,25 @@ impl BufRead for Source<'_> {
 /// Reads `decoder` to its end or the bound.
 fn bounded(decoder: impl Read, content_bytes_max: usize, out: &mut Vec<u8>) -> Result<End, Fault> {
     // One more tells content of just the bound from longer.
-    let outcome = decoder.take(content_bytes_max as u64 + 1).read_to_end(out);
+    let left = (content_bytes_max - out.len()) as u64;
+    let outcome = decoder.take(left + 1).read_to_end(out);
     if out.len() > content_bytes_max {
         out.truncate(content_bytes_max);
         return Ok(End::Bound);
     }
     outcome?;
     Ok(End::Content)
+}
+
+/// Member after member: each costs setting up a decoder, however little it holds.
+fn gzip(source: &mut Source<'_>, content_bytes_max: usize, out: &mut Vec<u8>) -> Result<End, Fault> {
+    for _ in 0..GZIP_MEMBERS_MAX {
+        match bounded(GzDecoder::new(&mut *source), content_bytes_max, out)? {
+            End::Content if !source.rest.is_empty() => {}
+            end => return Ok(end),
+        }
+    }
+    Err(Fault)
 }
 
 /// Frame after frame, skippable ones between them.

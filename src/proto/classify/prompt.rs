@@ -54,15 +54,6 @@ pub struct Prompt {
     keys: Option<Keys>,
 }
 
-impl Prompt {
-    /// Forgets the last prompt and gives back memory beyond `bytes` per buffer; there are five.
-    pub fn release(&mut self, bytes: usize) {
-        self.blocks.clear();
-        self.blocks.shrink_to(bytes / 8);
-        self.outline.release(bytes);
-    }
-}
-
 /// What a body says of itself and of its prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading<'a> {
@@ -76,6 +67,8 @@ pub struct Reading<'a> {
     pub has_prompt: bool,
     /// Bytes of the prompt as they stand in the body, without long media and token ids.
     pub prompt_bytes: u64,
+    /// Images, sound or other media are part of the prompt: their tokens cannot be told from bytes.
+    pub has_media: bool,
     /// Tokens of the prompt that came as token ids.
     pub token_ids: u64,
     /// `prompt_cache_key`, else `conversation` or its `id`, else `user`; unescaped, not empty, at most
@@ -194,6 +187,7 @@ fn read<'a>(
         return reading;
     }
     reading.has_prompt = true;
+    reading.has_media = prompt.outline.has_media;
     if !prompt.keys.as_ref().is_some_and(|keys| keys.is_of(rules.seed)) {
         prompt.keys = Some(Keys::new(rules.seed));
     }

@@ -171,9 +171,9 @@ section! {
         /// Fewer leading blocks than this are no useful match.
         min_match_blocks: u32 = 2, 1..=1_000_000;
         /// How far above the least load a server may be and still count as least busy: requests per unit of weight …
-        affinity_slack_abs: f64 = 2.0, 0.0..=1e6;
+        affinity_slack_abs: f64 = 12.0, 0.0..=1e6;
         /// … or this part of the least load, whichever is more.
-        affinity_slack_rel: f64 = 0.25, 0.0..=1e6;
+        affinity_slack_rel: f64 = 1.0, 0.0..=1e6;
         /// Blocks per server where its engine does not say; 0: the engine's, else a default.
         kv_capacity_blocks: u32 = 0, 0..=KV_CAPACITY_BLOCKS_MAX;
     }

@@ -122,8 +122,8 @@ queue_timeout_ms = 8
 [pool.kv]
 block_bytes = 256
 min_match_blocks = 2
-affinity_slack_abs = 2.0
-affinity_slack_rel = 0.25
+affinity_slack_abs = 12.0
+affinity_slack_rel = 1.0
 kv_capacity_blocks = 0
 [[pool.server]]
 name = "gpu0"
@@ -955,4 +955,12 @@ proptest! {
             prop_assert!(!faults.is_empty());
         }
     }
+}
+
+/// One set of defaults: what a file leaves out is what the rules say.
+#[test]
+fn kv_defaults_are_those_of_the_rules() {
+    let settings =
+        parse("[[pool]]\nalgorithm = \"kv-aware\"\n[[pool.server]]\nurl = \"http://a:1\"").unwrap();
+    assert_eq!(settings.catalog().pools[0].kv, crate::proto::backend::catalog::KvRules::default());
 }

@@ -68,6 +68,7 @@ impl Dispatcher {
     pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         if let Some(choice) = self.choose_spare(group, tried, wanted) {
+            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }

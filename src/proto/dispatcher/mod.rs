@@ -48,6 +48,9 @@ use home::Home;
 /// last token anyway. Or an eighth of what was believed.
 const REPORT_APART_BLOCKS: u32 = 4;
 
+/// How long a report that changed a server's memory is the last one.
+const REPORT_PAUSE_MS: u64 = 1_000;
+
 /// What a dispatcher is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatcherOptions {
@@ -356,6 +359,7 @@ impl Dispatcher {
         };
         let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
         if let Some(choice) = choice {
+            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
                 return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
@@ -363,6 +367,9 @@ impl Dispatcher {
         }
         let ticket = self.wait(now, group, wanted, choice);
         let preferred = choice.map(|c| c.backend);
+        if let Some(backend) = preferred {
+            self.table.row_mut(backend).asked += 1;
+        }
         self.send_home(Message::Ask { ticket, group, preferred, tried, since: now }, Urgency::Wake);
         Decision::Wait(ticket)
     }
@@ -402,6 +409,17 @@ impl Dispatcher {
         self.waiting_by_pool[waiting.pool.index()] -= 1;
         let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
         let at_home = owner.is_some() && got == owner;
+        if let Some(asked) = choice.map(|choice| choice.backend) {
+            self.table.row_mut(asked).asked -= 1;
+            if got != Some(asked) {
+                self.router.take_back_request(group, asked);
+            }
+        }
+        if let Some(got) = got.filter(|got| choice.is_none_or(|choice| choice.backend != *got)) {
+            // What had room when something was picked last has nothing to do with it.
+            self.router.forget_fit(group);
+            self.router.note_request(group, got, &self.table, Row::believed_room);
+        }
         let by = match choice {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
@@ -439,9 +457,11 @@ impl Dispatcher {
                 self.waiting.remove(ticket);
             }
             Some(got) => {
+                let group = waiting.group;
                 self.waiting.remove(ticket);
                 if let Some(backend) = got {
                     // Placed, but never sent.
+                    self.router.take_back_request(group, backend);
                     self.table.row_mut(backend).dispatched -= 1;
                     self.release(now, backend);
                 }
@@ -509,14 +529,7 @@ impl Dispatcher {
         let held = (prompt.tokens * u64::from(matched)).checked_div(blocks).unwrap_or(0);
         let work_tokens = prompt.tokens - held;
         self.ends.note(prompt.blocks);
-        self.router.note_dispatch(
-            group,
-            backend,
-            prompt.blocks.len() as u32,
-            work_tokens,
-            &self.table,
-            Row::believed_room,
-        );
+        self.router.note_work(group, backend, prompt.blocks.len() as u32, work_tokens);
         self.table.begin_prefill(now, backend, work_tokens);
         Belief { matched, work_tokens }
     }
@@ -532,6 +545,10 @@ impl Dispatcher {
     /// the other way, up to the configured size. The prompt itself stays: the engine has just computed it.
     pub fn handle_report(&mut self, now: Nanos, backend: BackendId, matched: u32, cached: u32) {
         let apart = REPORT_APART_BLOCKS.max(matched / 8);
+        // Prompts that share a head and are computed together are all reported as new: that says once what it says.
+        if now.since(self.table.row(backend).narrowed_at) < REPORT_PAUSE_MS * 1_000_000 {
+            return;
+        }
         let narrowed = self.table.narrowed(backend);
         let step = if cached.saturating_add(apart) < matched && narrowed < NARROWED_MAX {
             1
@@ -542,6 +559,16 @@ impl Dispatcher {
         };
         self.table.narrow(now, backend, step);
         self.memory.narrow(backend, self.table.narrowed(backend));
+    }
+
+    /// Another process serves there, or the same one anew: neither what it held nor what its size was found to be counts.
+    fn handle_restart(&mut self, now: Nanos, backend: BackendId) {
+        self.memory.forget(backend);
+        if backend.index() < self.table.len() {
+            self.table.narrow(now, backend, -self.table.row(backend).narrowed);
+            self.table.row_mut(backend).narrowed_at = Nanos::ZERO;
+            self.memory.narrow(backend, self.table.narrowed(backend));
+        }
     }
 
     /// A touch of any shard.
@@ -624,7 +651,7 @@ impl Dispatcher {
         match update {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
-            Update::Forget { backend } => self.memory.forget(*backend),
+            Update::Forget { backend } => self.handle_restart(now, *backend),
             Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }
@@ -645,17 +672,23 @@ impl Dispatcher {
         let known = self.catalog.servers.len();
         let old = std::mem::replace(&mut self.catalog, catalog);
         let catalog = &self.catalog;
-        for (i, server) in catalog.servers.iter().enumerate() {
-            let id = BackendId(i as u16);
+        let ids = || (0..).map(BackendId).zip(&catalog.servers);
+        self.memory.configure_all(ids().map(|(id, server)| {
             let pool = server.pool.filter(|pool| catalog.pool(*pool).algorithm == Algorithm::KvAware);
-            self.memory.configure(id, pool.filter(|_| !server.removed), server.kv_capacity_blocks);
-            if old.servers.get(i).is_some_and(|old| old.address != server.address) {
-                self.memory.forget(id);
-            }
-        }
+            (id, pool.filter(|_| !server.removed), server.kv_capacity_blocks)
+        }));
+        let moved: Vec<BackendId> = ids()
+            .zip(&old.servers)
+            .filter(|((_, server), old)| server.address != old.address)
+            .map(|((id, _), _)| id)
+            .collect();
         if !catalog.servers.is_empty() {
             self.table.ensure(BackendId((catalog.servers.len() - 1) as u16));
         }
+        for id in moved {
+            self.handle_restart(now, id);
+        }
+        let catalog = &self.catalog;
         let mut opened = Vec::new();
         for i in 0..catalog.servers.len() {
             let id = BackendId(i as u16);

@@ -12,6 +12,9 @@
 
 /// Dispatches after which one counts 1/e.
 const HORIZON: f64 = 8192.0;
+/// By how much a dispatch weighs more than the one before: exp(1 / HORIZON), to the last bit but rounding.
+const GROWTH: f64 =
+    1.0 + 1.0 / HORIZON + 0.5 / (HORIZON * HORIZON) + 1.0 / (6.0 * HORIZON * HORIZON * HORIZON);
 /// Prompts that the mean length is of.
 const PROMPTS: f64 = 256.0;
 /// Weight of a dispatch at which all is scaled back.
@@ -108,7 +111,11 @@ impl Balance {
         takers: Takers<impl Iterator<Item = (u16, u64)> + Clone>,
     ) {
         // More than a few horizons at once push everything before out.
-        let growth = (times.min(20 * HORIZON as u64) as f64 / HORIZON).exp();
+        let growth = match times {
+            0 => 1.0,
+            1 => GROWTH,
+            many => (many.min(20 * HORIZON as u64) as f64 / HORIZON).exp(),
+        };
         self.unit *= growth;
         let (requests, work) = (times as f64 * self.unit, work as f64 * self.unit);
         match takers {
@@ -133,6 +140,16 @@ impl Balance {
         self.work += work;
         if self.unit > UNIT_MAX {
             self.scale_back();
+        }
+    }
+
+    /// The server in that slot did not get that many of its dispatches after all.
+    pub fn take_back(&mut self, slot: u16, times: u64) {
+        if self.weights > 0.0 {
+            let requests = times as f64 * self.unit;
+            self.requests_owed -= requests / self.weights;
+            self.accounts[slot as usize].requests -= requests;
+            self.requests -= requests;
         }
     }
 
@@ -221,6 +238,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_taken_back_counts_no_more() {
+        let mut balance = Balance::new(2);
+        balance.set_weights([1, 3]);
+        balance.note(0, 1, 100, Takers::<Nobody>::All);
+        balance.note(1, 1, 0, Takers::<Nobody>::All);
+        let before = balance.of(1);
+        balance.note(0, 2, 0, Takers::<Nobody>::All);
+        balance.take_back(0, 2);
+        let after = balance.of(1);
+        assert!((before.requests - after.requests).abs() < 1e-3, "{before:?} {after:?}");
+        assert!((before.requests_fair - after.requests_fair).abs() < 1e-3);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //!
 //! Prices are in prompts of the mean length that the pool gets: what is much for short ones is little for long ones.
 //!
-//! 1. The longest match that is worth at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
+//! 1. The match that is worth most, if at least `min_match_blocks`: an absolute number, so that a long tail of its own does not
 //!    hide a prompt's shared head. Of the servers in the window that match equally long, the one with the least load, prompt
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
@@ -22,7 +22,8 @@
 //!
 //! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
 //! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
-//! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau.
+//! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau; the
+//! caps, by requests over the wire too (`tests/field_routing.rs`): in that traffic pools are seldom idle and ends of prompts seldom seen.
 
 use super::balance::Balance;
 use super::policy::Candidate;
@@ -34,8 +35,8 @@ const LOAD_PRICE: f64 = 0.16;
 const SHARE_PRICE: f64 = 20.0;
 /// So far above its share costs nothing: as part of it, and in requests.
 const SHARE_FREE: f64 = 0.01;
-/// … in an idle pool and in a busy one.
-const SHARE_FREE_REQUESTS: (f64, f64) = (0.0, 4.0);
+/// … in a pool with a request in flight on the average server; in proportion below.
+const SHARE_FREE_REQUESTS: f64 = 4.0;
 /// Requests that are added to a fair share, so that the first few do not count as many.
 const SHARE_PRIOR: f64 = 16.0;
 /// Price of a server that got twice its share of uncached tokens, per block that is to be computed; in proportion.
@@ -73,32 +74,27 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Of candidates given as weight and requests in flight; two passes, one where all weights are equal. `None`: there are
-    /// none.
+    /// Of candidates of one weight, given as requests in flight. `None`: there are none.
     #[inline]
-    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
-        let (mut count, mut weights, mut in_flight, mut least) = (0, 0u64, 0u64, u32::MAX);
-        let (mut lightest, mut heaviest) = (u64::MAX, 0);
-        for (weight, requests) in candidates.clone() {
+    pub fn of_equals(weight: u64, candidates: impl Iterator<Item = u32>) -> Option<Loads> {
+        let (mut count, mut sum, mut least) = (0, 0u64, u32::MAX);
+        for in_flight in candidates {
             count += 1;
-            weights += weight;
-            lightest = lightest.min(weight);
-            heaviest = heaviest.max(weight);
-            in_flight += u64::from(requests);
-            least = least.min(requests);
+            sum += u64::from(in_flight);
+            least = least.min(in_flight);
         }
-        if count == 0 {
-            return None;
-        }
+        let mean = sum as f64 / count as f64;
+        (count > 0).then_some(Loads { count, weight_mean: weight as f64, least: least.into(), mean })
+    }
+
+    /// Of candidates given as weight and requests in flight; two passes. `None`: there are none.
+    pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
+        let (count, weights) = candidates.clone().fold((0, 0), |(n, sum), (weight, _)| (n + 1, sum + weight));
         let weight_mean = weights as f64 / count as f64;
-        if lightest == heaviest {
-            let mean = in_flight as f64 / count as f64;
-            return Some(Loads { count, weight_mean, least: least.into(), mean });
-        }
         let loads = candidates.map(|(weight, requests)| f64::from(requests) * weight_mean / weight as f64);
         let (least, sum) =
             loads.fold((f64::INFINITY, 0.0), |(least, sum), load| (load.min(least), sum + load));
-        Some(Loads { count, weight_mean, least, mean: sum / count as f64 })
+        (count > 0).then_some(Loads { count, weight_mean, least, mean: sum / count as f64 })
     }
 }
 
@@ -115,25 +111,75 @@ impl KvAware<'_> {
         let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
         let prompt_blocks = self.balance.prompt_blocks();
         let scene = Scene { policy: self, loads, slack, useful: useful.into(), prompt_blocks };
-        let mut top: Option<(f64, u32)> = None;
+        let mut best: Option<(f64, Candidate)> = None;
+        let mut level = Level::default();
         for holder in holders.clone() {
-            // Nothing is worth more than its blocks.
-            if top.is_some_and(|(most, _)| most >= holder.matched.into()) {
-                break;
+            if holder.matched != level.matched {
+                level.close(&mut best);
+                // Nothing is worth more than its blocks.
+                if best.is_some_and(|(most, _)| most >= holder.matched.into()) {
+                    return best.map(|(_, chosen)| chosen);
+                }
+                level = Level { matched: holder.matched, ..Level::default() };
             }
-            if scene.in_window(&holder) {
-                let net = scene.worth(&holder) - scene.load_price(&holder);
-                if net >= scene.useful && top.is_none_or(|(most, _)| net > most) {
-                    top = Some((net, holder.matched));
+            let load = scene.load(&holder);
+            if load <= loads.least + slack {
+                let worth = scene.worth(&holder);
+                if worth >= scene.useful {
+                    let net = worth - scene.load_price(load);
+                    level.take(net, net >= scene.useful, scene.key(load, &holder), holder);
                 }
             }
         }
-        if let Some((_, matched)) = top {
-            let equal = holders.skip_while(|h| h.matched > matched).take_while(|h| h.matched == matched);
-            return scene.least_busy(equal.filter(|h| scene.in_window(h) && scene.worth(h) >= scene.useful));
+        level.close(&mut best);
+        if let Some((_, chosen)) = best {
+            return Some(chosen);
         }
-        let all_hold = holders.clone().count() == loads.count;
-        if all_hold { scene.least_busy(holders.filter(|h| scene.in_window(h))) } else { None }
+        // A head that all hold.
+        if holders.clone().count() < loads.count {
+            return None;
+        }
+        for holder in holders {
+            let load = scene.load(&holder);
+            if load <= loads.least + slack {
+                level.take(0.0, true, scene.key(load, &holder), holder);
+            }
+        }
+        level.close(&mut best);
+        best.map(|(_, chosen)| chosen)
+    }
+}
+
+/// How busy a server is, prompt tokens that wait included, and how far above its share of requests.
+type Key = (f64, f64);
+
+/// The servers that hold equally much.
+#[derive(Default)]
+struct Level {
+    matched: u32,
+    /// The most that following one of them is worth, if that is enough.
+    net: Option<f64>,
+    least_busy: Option<(Key, Candidate)>,
+}
+
+impl Level {
+    fn take(&mut self, net: f64, enough: bool, key: Key, holder: Candidate) {
+        if enough {
+            self.net = Some(self.net.map_or(net, |most| most.max(net)));
+        }
+        // Of equals the first stays.
+        if self.least_busy.is_none_or(|(least, _)| key < least) {
+            self.least_busy = Some((key, holder));
+        }
+    }
+
+    /// All of them have been seen: the least busy is chosen if that is worth more than the best so far.
+    fn close(&mut self, best: &mut Option<(f64, Candidate)>) {
+        if let (Some(net), Some((_, holder))) = (self.net.take(), self.least_busy.take())
+            && best.is_none_or(|(most, _)| net > most)
+        {
+            *best = Some((net, holder));
+        }
     }
 }
 
@@ -157,10 +203,6 @@ impl Scene<'_> {
         self.per_weight(candidate.in_flight.into(), candidate)
     }
 
-    fn in_window(&self, candidate: &Candidate) -> bool {
-        self.load(candidate) <= self.loads.least + self.slack
-    }
-
     /// What the match is worth, its load's price aside.
     fn worth(&self, candidate: &Candidate) -> f64 {
         let idle = if candidate.continues { 0.0 } else { IMMUNITY * self.computed(candidate) };
@@ -177,8 +219,10 @@ impl Scene<'_> {
         let computed = self.computed(candidate);
         let part = if candidate.continues { computed / f64::from(self.policy.blocks.max(1)) } else { 1.0 };
         let deviation = self.policy.balance.of(candidate.slot);
-        let (idle, full) = SHARE_FREE_REQUESTS;
-        let free = SHARE_FREE * deviation.requests_fair + idle + (full - idle) * self.loads.mean.min(1.0);
+        let fair = deviation.requests_fair;
+        // At first nobody has a share to speak of, and what has nothing but a head in common can go anywhere.
+        let known = if candidate.continues { 1.0 } else { fair / (fair + SHARE_PRIOR) };
+        let free = SHARE_FREE * fair + SHARE_FREE_REQUESTS * self.loads.mean.min(1.0) * known;
         let over = (deviation.requests - free).max(0.0);
         let price = SHARE_PRICE * self.prompt_blocks * part;
         let requests = price * over / (deviation.requests_fair + SHARE_PRIOR);
@@ -187,21 +231,15 @@ impl Scene<'_> {
         requests + work
     }
 
-    fn load_price(&self, candidate: &Candidate) -> f64 {
-        let above = self.load(candidate) - self.loads.least;
+    fn load_price(&self, load: f64) -> f64 {
+        let above = load - self.loads.least;
         if above > 0.0 { LOAD_PRICE * self.prompt_blocks * above / self.slack } else { 0.0 }
     }
 
-    /// The least busy of some, prompt tokens that wait included.
-    fn least_busy(&self, some: impl Iterator<Item = Candidate>) -> Option<Candidate> {
-        let keyed = some.map(|candidate| {
-            let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
-            let over = self.policy.balance.of(candidate.slot).requests;
-            (self.load(&candidate) + self.per_weight(waiting, &candidate), over, candidate)
-        });
-        // Of equals the first, which `min_by` keeps.
-        let least = keyed.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.total_cmp(&b.1)));
-        least.map(|(_, _, candidate)| candidate)
+    fn key(&self, load: f64, candidate: &Candidate) -> Key {
+        let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+        let over = self.policy.balance.of(candidate.slot).requests;
+        (load + self.per_weight(waiting, candidate), over)
     }
 }
 

@@ -34,6 +34,9 @@ pub struct RouteGroup {
     members: Vec<Member>,
     /// Slots of the live candidates.
     live: Vec<u16>,
+    /// Who they are, and the weight that all of them have, if they do: so that a look at their loads is one pass.
+    live_ids: Vec<BackendId>,
+    live_weight: Option<u64>,
     wheel: Wheel,
     /// In kv-aware pools.
     balance: Balance,
@@ -68,6 +71,10 @@ impl RouteGroup {
         if self.live.is_empty() {
             self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
         }
+        self.live_ids.clear();
+        self.live_ids.extend(self.live.iter().map(|slot| self.candidates[*slot as usize]));
+        let mut live_weights = self.live_ids.iter().map(|id| table.row(*id).weight);
+        self.live_weight = live_weights.next().filter(|first| live_weights.all(|weight| weight == *first));
         let weights = || {
             let mut live = self.live.iter().peekable();
             (0..).zip(&self.candidates).map(move |(slot, id): (u16, _)| {
@@ -174,6 +181,8 @@ impl Router {
                 kv,
                 members,
                 live: Vec::with_capacity(slots),
+                live_ids: Vec::with_capacity(slots),
+                live_weight: None,
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
                 all_fit: false,
@@ -284,12 +293,13 @@ impl Router {
         }
         let matches = affinity.memory.matches(held.pool);
         matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
-        let fitting = held.live.iter().filter_map(|slot| {
-            let backend = held.candidates[*slot as usize];
-            let row = table.row(backend);
-            fits(backend, row).then(|| (row.weight, row.total()))
-        });
-        let loads = Loads::of(fitting)?;
+        let rows = held.live_ids.iter().map(|id| (*id, table.row(*id)));
+        let fitting = rows.filter(|(id, row)| fits(*id, row)).map(|(_, row)| row);
+        let in_flight = |row: &Row| row.total() + row.asked;
+        let loads = match held.live_weight {
+            Some(weight) => Loads::of_equals(weight, fitting.map(in_flight))?,
+            None => Loads::of(fitting.map(|row| (row.weight, in_flight(row))))?,
+        };
         let holders = matches.filter_map(|found| {
             let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
             let row = table.row(found.backend);
@@ -323,49 +333,70 @@ impl Router {
         }
     }
 
-    /// A request of a kv-aware group went to that server, with so many full prompt blocks, and prompt tokens to be computed.
-    /// `room`: who else could have taken it.
-    pub fn note_dispatch(
+    /// A request of this shard was given to that server, or a permit there was asked for: in a kv-aware group its share is
+    /// counted. `room`: who else could have taken it.
+    pub fn note_request(
         &mut self,
         group: GroupId,
         backend: BackendId,
-        blocks: u32,
-        work_tokens: u64,
         table: &BackendTable,
         room: impl Fn(&Row) -> bool,
     ) {
-        let Some(slot) = self.slot_of(group, backend) else { return };
-        let held = &mut self.groups[group.index()];
-        if blocks > 0 {
-            held.balance.note_prompt(blocks);
-        }
+        let Some((slot, held)) = self.kv_slot(group, backend) else { return };
         let (candidates, live) = (&held.candidates, &held.live);
         let row = |slot: u16| table.row(candidates[slot as usize]);
         match std::mem::take(&mut held.all_fit) {
-            true => held.balance.note(slot, 1, work_tokens, Takers::<std::iter::Empty<_>>::All),
+            true => held.balance.note(slot, 1, 0, Takers::<std::iter::Empty<_>>::All),
             false => {
                 // It had room itself, whatever is left of that now.
                 let takers = live.iter().filter(|other| **other == slot || room(row(**other)));
                 let weighted = takers.map(|slot| (*slot, row(*slot).weight));
-                held.balance.note(slot, 1, work_tokens, Takers::Some(weighted));
+                held.balance.note(slot, 1, 0, Takers::Some(weighted));
             }
         }
+        self.tell(group, slot, |sent| sent.dispatches = sent.dispatches.wrapping_add(1));
+    }
+
+    /// The next request is counted by who has room then.
+    pub fn forget_fit(&mut self, group: GroupId) {
+        if let Some(held) = self.groups.get_mut(group.index()) {
+            held.all_fit = false;
+        }
+    }
+
+    /// A request that was counted went elsewhere or nowhere.
+    pub fn take_back_request(&mut self, group: GroupId, backend: BackendId) {
+        let Some((slot, held)) = self.kv_slot(group, backend) else { return };
+        held.balance.take_back(slot, 1);
+        self.tell(group, slot, |sent| sent.dispatches = sent.dispatches.wrapping_sub(1));
+    }
+
+    /// A counted request's prompt has so many full blocks, and tokens to be computed.
+    pub fn note_work(&mut self, group: GroupId, backend: BackendId, blocks: u32, work_tokens: u64) {
+        let Some((slot, held)) = self.kv_slot(group, backend) else { return };
+        if blocks > 0 {
+            held.balance.note_prompt(blocks);
+        }
+        held.balance.note(slot, 0, work_tokens, Takers::<std::iter::Empty<_>>::All);
+        self.tell(group, slot, |sent| sent.work_tokens = sent.work_tokens.wrapping_add(work_tokens));
+    }
+
+    fn kv_slot(&mut self, group: GroupId, backend: BackendId) -> Option<(u16, &mut RouteGroup)> {
+        let slot = self.slot_of(group, backend)?;
+        let held = &mut self.groups[group.index()];
+        (held.algorithm == Algorithm::KvAware).then_some((slot, held))
+    }
+
+    /// Peers have to hear of a changed figure.
+    fn tell(&mut self, group: GroupId, slot: u16, change: impl FnOnce(&mut Sent)) {
         if self.shards > 1 {
-            let sent = &mut held.sent[slot as usize];
-            sent.dispatches = sent.dispatches.wrapping_add(1);
-            sent.work_tokens = sent.work_tokens.wrapping_add(work_tokens);
+            change(&mut self.groups[group.index()].sent[slot as usize]);
             self.mark(group, slot);
         }
     }
 
     fn count(&mut self, group: GroupId, slot: u16, turns: i64) {
-        if self.shards == 1 {
-            return;
-        }
-        let held = &mut self.groups[group.index()];
-        let sent = &mut held.sent[slot as usize];
-        sent.turns = sent.turns.wrapping_add_signed(turns);
-        self.mark(group, slot);
+        self.tell(group, slot, |sent| sent.turns = sent.turns.wrapping_add_signed(turns));
     }
 
     fn mark(&mut self, group: GroupId, slot: u16) {
@@ -383,14 +414,18 @@ impl Router {
         let held = &mut self.groups[group.index()];
         let before = &mut held.heard[slot as usize * self.shards + from.index()];
         let turns = sent.turns.wrapping_sub(before.turns) as i64;
-        let dispatches = sent.dispatches.wrapping_sub(before.dispatches);
+        let dispatches = sent.dispatches.wrapping_sub(before.dispatches) as i64;
         let work_tokens = sent.work_tokens.wrapping_sub(before.work_tokens);
         *before = sent;
         if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
             held.wheel.follow(slot, turns);
         }
-        if dispatches > 0 {
-            held.balance.note(slot, dispatches, work_tokens, Takers::<std::iter::Empty<_>>::All);
+        if dispatches < 0 {
+            held.balance.take_back(slot, dispatches.unsigned_abs());
+        }
+        if dispatches > 0 || work_tokens > 0 {
+            let times = dispatches.max(0) as u64;
+            held.balance.note(slot, times, work_tokens, Takers::<std::iter::Empty<_>>::All);
         }
     }
 
@@ -419,7 +454,7 @@ fn candidate(backend: BackendId, slot: u16, row: &Row) -> Candidate {
         backend,
         slot,
         weight: row.weight,
-        in_flight: row.total(),
+        in_flight: row.total() + row.asked,
         matched: 0,
         continues: false,
         prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,

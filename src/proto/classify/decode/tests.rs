@@ -182,6 +182,10 @@ fn frames_and_members_follow_each_other() {
     assert_eq!(decoded(b"zstd", &frames, true, BOUND), (Decoded::Complete, both));
     assert_eq!(decoded(b"zstd", &frames[..frames.len() - 1], true, BOUND).0, Decoded::Unreadable);
     assert_eq!(decoded(b"zstd", &frames[..frames.len() - 1], false, BOUND).0, Decoded::Truncated);
+    let many = gzip(b"x").repeat(GZIP_MEMBERS_MAX);
+    assert_eq!(decoded(b"gzip", &many, true, BOUND), (Decoded::Complete, b"x".repeat(GZIP_MEMBERS_MAX)));
+    let many = gzip(b"").repeat(50_000);
+    assert_eq!(decoded(b"gzip", &many, true, BOUND), (Decoded::Unreadable, Vec::new()));
     let many = zstd(b"x").repeat(ZSTD_FRAMES_MAX);
     assert_eq!(decoded(b"zstd", &many, true, BOUND), (Decoded::Complete, b"x".repeat(ZSTD_FRAMES_MAX)));
     let many = zstd(b"x").repeat(ZSTD_FRAMES_MAX + 1);

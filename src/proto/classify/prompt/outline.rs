@@ -145,6 +145,8 @@ fn member(kind: Kind, key: &[u8]) -> (Shape, u8) {
 /// Segments of a prompt and the scratch to find them; reused from body to body.
 #[derive(Debug, Default)]
 pub(super) struct Outline {
+    /// Some of it is an image, sound or another medium: its bytes say nothing of its tokens.
+    pub has_media: bool,
     pub segments: Vec<Segment>,
     /// Bytes of the prompt that do not stand in the body as they are needed.
     pub scratch: Vec<u8>,
@@ -154,19 +156,10 @@ pub(super) struct Outline {
 
 impl Outline {
     pub fn clear(&mut self) {
+        self.has_media = false;
         self.segments.clear();
         self.scratch.clear();
         self.members.clear();
-    }
-
-    /// Gives memory back beyond `bytes` per buffer.
-    pub fn release(&mut self, bytes: usize) {
-        self.clear();
-        self.spare.clear();
-        self.segments.shrink_to(bytes / size_of::<Segment>());
-        self.spare.shrink_to(bytes / size_of::<Segment>());
-        self.members.shrink_to(bytes / size_of::<Member>());
-        self.scratch.shrink_to(bytes);
     }
 
     #[inline]
@@ -185,6 +178,7 @@ impl Outline {
     fn string(&mut self, walker: &mut Walker<'_>, lead: Lead, media: bool) -> Result<(), Stop> {
         let start = walker.at + 1;
         walker.at = start;
+        self.has_media |= media;
         match walker.string() {
             Ok(raw) if media && raw.len() > MEDIA_BYTES_MAX => {
                 self.push(lead, Place::Media, start, raw.len())

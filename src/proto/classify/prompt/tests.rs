@@ -385,15 +385,3 @@ fn depth_ends_in_a_value_that_is_not_looked_into() {
     let lists = format!(r#"{{"prompt":{}{}}}"#, "[".repeat(1 << 20), "]".repeat(1 << 20));
     assert!(blocks(Endpoint::Completions, &lists).len() > 100, "beyond the depth it is bytes like any");
 }
-
-#[test]
-fn memory_is_given_back() {
-    let body = format!(r#"{{"prompt":[{}]}}"#, vec![r#""a b""#; 50_000].join(","));
-    let mut prompt = Prompt::default();
-    read_prompt(Endpoint::Completions, body.as_bytes(), true, &RULES, &mut prompt);
-    assert!(prompt.blocks.capacity() > 1024 && prompt.outline.segments.capacity() >= 50_000);
-    prompt.release(4096);
-    assert!(prompt.blocks.capacity() <= 512 && prompt.outline.segments.capacity() <= 4096);
-    read_prompt(Endpoint::Completions, br#"{"prompt":"short"}"#, true, &RULES, &mut prompt);
-    assert!(prompt.blocks.is_empty());
-}

@@ -142,7 +142,10 @@ fn short_reports_narrow_the_memory_on_every_shard_and_full_ones_widen_it() {
     let mut net = Net::new(2, &pool(Algorithm::KvAware, &[0, 0, 0]));
     let capacity = |net: &Net, shard: usize| net.shards[shard].memory(A).capacity;
     for i in 0..100 {
+        net.now = net.now.plus_ms(1000);
         net.shards[i % 2].handle_report(net.now, A, 100, 40);
+        // More of the same within a second: a burst says no more than one.
+        net.shards[i % 2].handle_report(net.now, A, 100, 0);
         // The same within what blocks of another size explain: nothing.
         net.shards[i % 2].handle_report(net.now, A, 100, 90);
         net.flush();
@@ -157,16 +160,22 @@ fn short_reports_narrow_the_memory_on_every_shard_and_full_ones_widen_it() {
     }
     assert!(net.shards[0].memory(A).held <= narrow && net.shards[1].memory(A).held <= narrow);
     for _ in 0..300 {
+        net.now = net.now.plus_ms(1000);
         net.shards[1].handle_report(net.now, A, 10, 80);
         net.flush();
     }
     assert_eq!((capacity(&net, 0), capacity(&net, 1)), (1000, 1000), "no wider than configured");
     for _ in 0..2000 {
+        net.now = net.now.plus_ms(1000);
         net.shards[0].handle_report(net.now, A, 100, 0);
     }
     net.flush();
     assert_eq!(capacity(&net, 0), capacity(&net, 1));
     assert!((15..=16).contains(&capacity(&net, 1)), "no narrower than a 64th: {}", capacity(&net, 1));
+    // Another process has another cache.
+    net.update(&Update::Forget { backend: A });
+    net.flush();
+    assert_eq!((capacity(&net, 0), capacity(&net, 1)), (1000, 1000));
 }
 
 #[test]

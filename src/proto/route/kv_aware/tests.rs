@@ -59,6 +59,10 @@ impl Pool {
             })
             .collect();
         let loads = Loads::of(candidates.iter().map(|c| (c.weight, c.in_flight))).unwrap();
+        if self.weights.iter().all(|weight| *weight == self.weights[0]) {
+            let equals = Loads::of_equals(self.weights[0], candidates.iter().map(|c| c.in_flight));
+            assert_eq!(equals, Some(loads));
+        }
         let mut holders: Vec<Candidate> = candidates.iter().filter(|c| c.matched > 0).copied().collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.matched));
         let policy = KvAware { rules: &self.rules, balance: &self.balance, blocks };
@@ -218,4 +222,10 @@ fn a_head_that_all_hold_goes_to_the_least_busy() {
     }
     pool.in_flight = vec![2, 0];
     assert_eq!(pool.choose(90, &[3, 3]), (1, HIT));
+}
+
+#[test]
+fn nobody_has_no_load() {
+    assert_eq!(Loads::of(std::iter::empty()), None);
+    assert_eq!(Loads::of_equals(ONE, std::iter::empty()), None);
 }

@@ -74,19 +74,6 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Of candidates of one weight, given as requests in flight. `None`: there are none.
-    #[inline]
-    pub fn of_equals(weight: u64, candidates: impl Iterator<Item = u32>) -> Option<Loads> {
-        let (mut count, mut sum, mut least) = (0, 0u64, u32::MAX);
-        for in_flight in candidates {
-            count += 1;
-            sum += u64::from(in_flight);
-            least = least.min(in_flight);
-        }
-        let mean = sum as f64 / count as f64;
-        (count > 0).then_some(Loads { count, weight_mean: weight as f64, least: least.into(), mean })
-    }
-
     /// Of candidates given as weight and requests in flight; two passes. `None`: there are none.
     pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
         let (count, weights) = candidates.clone().fold((0, 0), |(n, sum), (weight, _)| (n + 1, sum + weight));

@@ -10,6 +10,8 @@
 //! *Source*: Langdale, Lemire, "Parsing Gigabytes of JSON per Second" (VLDB Journal 28, 2019), for finding escaped quotes
 //! and the inside of strings with bit masks; NH in [`super::prompt`].
 
+use memchr::memchr;
+
 use super::prompt::Keys;
 
 /// Words of the key of a hashed chunk.
@@ -17,7 +19,7 @@ pub(super) type Key = [u32; 64];
 
 /// What the processor can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
+pub(in crate::proto) enum Level {
     Plain,
     /// AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ. Only [`Level::detect`] makes it, having looked.
     #[cfg(target_arch = "x86_64")]
@@ -46,11 +48,37 @@ pub(super) struct Nested {
 
 /// Sixteen bits: which bytes of `chunk` are `byte`.
 #[inline(always)]
-pub(super) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
+pub(in crate::proto) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
     #[cfg(target_arch = "x86_64")]
     return x86::equal_16(chunk, byte);
     #[cfg(not(target_arch = "x86_64"))]
     return chunk.iter().enumerate().fold(0, |mask, (at, b)| mask | u32::from(*b == byte) << at);
+}
+
+/// Where the first quote is, from `at` on, that one of `marks` stands behind: its bytes one and six places on.
+#[inline]
+pub(in crate::proto) fn marked_quote<const N: usize>(
+    level: Level,
+    bytes: &[u8],
+    at: usize,
+    marks: &[[u8; 2]; N],
+) -> Option<usize> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(proof) => proof.marked_quote(bytes, at, marks),
+        Level::Plain => marked_quote_plain(bytes, at, marks),
+    }
+}
+
+fn marked_quote_plain(bytes: &[u8], mut at: usize, marks: &[[u8; 2]]) -> Option<usize> {
+    loop {
+        at += memchr(b'"', bytes.get(at..)?)?;
+        let behind = bytes[at..].first_chunk::<7>()?;
+        if marks.contains(&[behind[1], behind[6]]) {
+            return Some(at);
+        }
+        at += 1;
+    }
 }
 
 /// Names each block of `block_bytes` of `bytes`, one to a chunk, behind a block of the identity `before`; `identities` has one place
@@ -105,7 +133,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::super::walk::string_end_plain;
-    use super::{Key, Keys, Nested};
+    use super::{Key, Keys, Nested, marked_quote_plain};
 
     /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,21 +161,33 @@ mod x86 {
 
         /// As [`super::super::walk::string_end`].
         #[inline]
-        pub fn string_end(self, bytes: &[u8], start: usize) -> Option<usize> {
+        pub(in crate::proto::classify) fn string_end(self, bytes: &[u8], start: usize) -> Option<usize> {
             // SAFETY: a `Proof` exists only where the processor has what the function needs.
             unsafe { string_end(bytes, start) }
         }
 
+        /// As [`super::marked_quote_plain`].
+        #[inline]
+        pub fn marked_quote<const N: usize>(
+            self,
+            bytes: &[u8],
+            at: usize,
+            marks: &[[u8; 2]; N],
+        ) -> Option<usize> {
+            // SAFETY: as above.
+            unsafe { marked_quote(bytes, at, marks) }
+        }
+
         /// As [`super::nh_plain`], for chunks of whole 32 bytes.
         #[inline]
-        pub fn nh(self, key: &Key, chunk: &[u8]) -> u64 {
+        pub(in crate::proto::classify) fn nh(self, key: &Key, chunk: &[u8]) -> u64 {
             // SAFETY: as above.
             unsafe { nh(key, chunk) }
         }
 
         /// As [`super::identities`], for blocks of whole 32 bytes up to 256.
         #[inline]
-        pub fn identities(
+        pub(in crate::proto::classify) fn identities(
             self,
             keys: &Keys,
             bytes: &[u8],
@@ -162,10 +202,52 @@ mod x86 {
         /// The end of the nested value that begins with a bracket at `start`. `None`: a backslash outside strings, which
         /// no JSON has; plain code shall tell.
         #[inline]
-        pub fn nested(self, bytes: &[u8], start: usize) -> Option<Nested> {
+        pub(in crate::proto::classify) fn nested(self, bytes: &[u8], start: usize) -> Option<Nested> {
             // SAFETY: as above.
             unsafe { nested(bytes, start) }
         }
+    }
+
+    #[target_feature(enable = "avx2,bmi1")]
+    fn marked_quote<const N: usize>(bytes: &[u8], at: usize, marks: &[[u8; 2]; N]) -> Option<usize> {
+        let mut rest = bytes.get(at..)?;
+        while let Some(window) = rest.first_chunk::<70>() {
+            let (low, high) = (marked::<0, 70, N>(window, marks), marked::<1, 70, N>(window, marks));
+            if _mm256_movemask_epi8(_mm256_or_si256(low, high)) != 0 {
+                return Some(bytes.len() - rest.len() + mask(low, high).trailing_zeros() as usize);
+            }
+            rest = &rest[64..];
+        }
+        if let Some(window) = rest.first_chunk::<38>() {
+            let found = _mm256_movemask_epi8(marked::<0, 38, N>(window, marks)) as u32;
+            if found != 0 {
+                return Some(bytes.len() - rest.len() + found.trailing_zeros() as usize);
+            }
+            rest = &rest[32..];
+        }
+        // The last 38 bytes, if there are as many from `at` on: those of them that were looked at above hold nothing.
+        match bytes[at..].last_chunk::<38>() {
+            Some(window) => {
+                let found = _mm256_movemask_epi8(marked::<0, 38, N>(window, marks)) as u32;
+                (found != 0).then(|| bytes.len() - 38 + found.trailing_zeros() as usize)
+            }
+            None => marked_quote_plain(bytes, bytes.len() - rest.len(), marks),
+        }
+    }
+
+    /// Marks the quotes among 32 of the bytes of `window` that one of `marks` stands behind.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn marked<const INDEX: usize, const LEN: usize, const N: usize>(
+        window: &[u8; LEN],
+        marks: &[[u8; 2]; N],
+    ) -> __m256i {
+        let (first, last) = (load_at::<INDEX, 1, LEN>(window), load_at::<INDEX, 6, LEN>(window));
+        let mut found = _mm256_setzero_si256();
+        for mark in marks {
+            found = _mm256_or_si256(found, _mm256_and_si256(equal(first, mark[0]), equal(last, mark[1])));
+        }
+        _mm256_and_si256(found, equal(load_at::<INDEX, 0, LEN>(window), b'"'))
     }
 
     /// The `INDEX`th 32 bytes of `bytes`.
@@ -237,8 +319,8 @@ mod x86 {
     /// 32 bytes of `window` from the `INDEX`th of them on, and `OFFSET` more.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn of_window<const INDEX: usize, const OFFSET: usize>(window: &[u8; 130]) -> __m256i {
-        const { assert!((INDEX + 1) * 32 + OFFSET <= 130) };
+    fn load_at<const INDEX: usize, const OFFSET: usize, const LEN: usize>(window: &[u8; LEN]) -> __m256i {
+        const { assert!((INDEX + 1) * 32 + OFFSET <= LEN) };
         // SAFETY: the load reads 32 bytes within `window`, as just asserted, in any alignment.
         unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + OFFSET).cast()) }
     }
@@ -247,7 +329,7 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn quotes<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
-        equal(of_window::<INDEX, 2>(window), b'"')
+        equal(load_at::<INDEX, 2, 130>(window), b'"')
     }
 
     /// Those of the marked quotes that have not one backslash before them: with one they end nothing. Where there are more, their
@@ -255,8 +337,8 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn may_end<const INDEX: usize>(window: &[u8; 130], quotes: __m256i) -> __m256i {
-        let backslash = equal(of_window::<INDEX, 1>(window), b'\\');
-        let one = _mm256_andnot_si256(equal(of_window::<INDEX, 0>(window), b'\\'), backslash);
+        let backslash = equal(load_at::<INDEX, 1, 130>(window), b'\\');
+        let one = _mm256_andnot_si256(equal(load_at::<INDEX, 0, 130>(window), b'\\'), backslash);
         _mm256_andnot_si256(one, quotes)
     }
 

@@ -43,6 +43,36 @@ fn string_ends_agree() {
 }
 
 #[test]
+fn marked_quotes_agree() {
+    let level = detected();
+    let marks = [*b"u\"", *b"tg", *b"mi"];
+    let mut found = 0;
+    for seed in 0..600 {
+        let set: &[u8] = match seed % 3 {
+            0 => b"\"utmgi",
+            1 => b"\"uu\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            _ => b"\"\"\"\"ummmtttggi",
+        };
+        let bytes = noise(seed, set, 200);
+        for end in [0, 1, 6, 7, 8, 37, 38, 39, 69, 70, 71, 101, 102, 103, 130, 200] {
+            for at in [0, 1, 7, end] {
+                let (fast, plain) = (
+                    marked_quote(level, &bytes[..end], at, &marks),
+                    marked_quote(Level::Plain, &bytes[..end], at, &marks),
+                );
+                let naive = (at..end.saturating_sub(6)).find(|i| {
+                    bytes[*i] == b'"' && marks.iter().any(|m| (bytes[i + 1], bytes[i + 6]) == (m[0], m[1]))
+                });
+                assert_eq!((fast, plain), (naive, naive), "{seed} {end} {at}");
+                found += usize::from(naive.is_some());
+            }
+        }
+    }
+    assert!(found > 1000, "{found}");
+    assert_eq!(marked_quote(level, b"\"usage\"", 8, &marks), None);
+}
+
+#[test]
 fn nested_ends_agree() {
     let level = detected();
     let mut ended = 0;

@@ -12,7 +12,8 @@ use memchr::{memchr2, memmem};
 use ringway::clock::Nanos;
 use ringway::proto::backend::catalog::{self, Address, Algorithm, Catalog, KvRules, RoutingMode, Server};
 use ringway::proto::backend::grouping::rebuild_groups;
-use ringway::proto::classify::{Endpoint, Prompt, PromptRules, read_prompt};
+use ringway::proto::classify::caller::{CallerRules, Session};
+use ringway::proto::classify::{Endpoint, Prompt, PromptRules, peek, read_prompt};
 use ringway::proto::dispatcher::{Decision, Dispatcher, DispatcherOptions, Outcome, Prompted, Wanted};
 use ringway::proto::ids::{BackendId, ClientId, GroupId, PoolId, ShardId};
 use twox_hash::XxHash3_64;
@@ -170,6 +171,7 @@ struct Bench {
     /// Of 8 and of 256 servers, made when first asked for.
     pools: [Option<Pool>; 2],
     round: u64,
+    caller: CallerRules,
     bodies: Vec<Vec<u8>>,
     prompt: Prompt,
     hashes: Vec<u64>,
@@ -230,6 +232,19 @@ const CASES: &[(&str, Round)] = &[
     ("hit_512k_256", |bench| hit(bench, 3, 1)),
     ("miss_512k_8", |bench| miss(bench, 3, 0)),
     ("miss_512k_256", |bench| miss(bench, 3, 1)),
+    // What weighted round-robin reads of a body, and what it takes to know a caller by its key.
+    ("peek_2k", |bench| {
+        let model = peek(black_box(&bench.bodies[0])).model;
+        assert!(black_box(model).is_some());
+    }),
+    ("peek_128k", |bench| {
+        let model = peek(black_box(&bench.bodies[2])).model;
+        assert!(black_box(model).is_some());
+    }),
+    ("digest", |bench| {
+        let key = Session::Key(black_box(b"sk-proj-0123456789abcdefghijklmnopqrstuvwxyz0123456"));
+        assert!(black_box(bench.caller.digest(key)).shown != 0);
+    }),
     ("read_2k", |bench| read(bench, 0)),
     ("reference_2k", |bench| walk(bench, 0)),
     ("read_32k", |bench| read(bench, 1)),
@@ -251,7 +266,8 @@ impl Bench {
             assert!(body.len().abs_diff(bytes) < bytes / 8, "{} is not about {bytes}", body.len());
         }
         bodies.extend([agent(false), agent(true)]);
-        Bench { pools: [None, None], round: 0, bodies, prompt: Prompt::default(), hashes: Vec::new() }
+        let caller = CallerRules::new("X-Lifeboat-", None);
+        Bench { pools: [None, None], round: 0, caller, bodies, prompt: Prompt::default(), hashes: Vec::new() }
     }
 
     /// A pool, and the blocks of the prompt that was read last.

@@ -13,6 +13,7 @@
 use memchr::memchr;
 
 use super::prompt::Keys;
+use super::walk::string_end_plain;
 
 /// Words of the key of a hashed chunk.
 pub(super) type Key = [u32; 64];
@@ -79,6 +80,37 @@ fn marked_quote_plain(bytes: &[u8], mut at: usize, marks: &[[u8; 2]]) -> Option<
         }
         at += 1;
     }
+}
+
+/// Appends `bytes` to `out` without the white space outside its strings.
+#[inline]
+pub(super) fn compact(level: Level, bytes: &[u8], out: &mut Vec<u8>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Level::Avx2(proof) = level {
+        let start = out.len();
+        if proof.compact(bytes, out) {
+            return;
+        }
+        out.truncate(start);
+    }
+    let _ = level;
+    compact_plain(bytes, out);
+}
+
+fn compact_plain(bytes: &[u8], out: &mut Vec<u8>) {
+    let (mut run, mut at) = (0, 0);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = string_end_plain(bytes, at + 1, at + 1).map_or(bytes.len(), |quote| quote + 1),
+            b' ' | b'\n' | b'\r' | b'\t' => {
+                out.extend_from_slice(&bytes[run..at]);
+                at += 1;
+                run = at;
+            }
+            _ => at += 1,
+        }
+    }
+    out.extend_from_slice(&bytes[run..]);
 }
 
 /// Names each block of `block_bytes` of `bytes`, one to a chunk, behind a block of the identity `before`; `identities` has one place
@@ -201,10 +233,22 @@ mod x86 {
 
         /// The end of the nested value that begins with a bracket at `start`. `None`: a backslash outside strings, which
         /// no JSON has; plain code shall tell.
+        /// `SPACED`: whether white space stands between its tokens is asked for.
         #[inline]
-        pub(in crate::proto::classify) fn nested(self, bytes: &[u8], start: usize) -> Option<Nested> {
+        pub(in crate::proto::classify) fn nested<const SPACED: bool>(
+            self,
+            bytes: &[u8],
+            start: usize,
+        ) -> Option<Nested> {
             // SAFETY: as above.
-            unsafe { nested(bytes, start) }
+            unsafe { nested::<SPACED>(bytes, start) }
+        }
+
+        /// As [`super::compact_plain`]. False: as for [`Proof::nested`], and some of it may have been appended.
+        #[inline]
+        pub(in crate::proto::classify) fn compact(self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
+            // SAFETY: as above.
+            unsafe { compact(bytes, out) }
         }
     }
 
@@ -426,16 +470,92 @@ mod x86 {
         (EVEN ^ (sequences << 1)) & follows
     }
 
+    /// Which bytes are inside strings, chunk by chunk.
+    #[derive(Default)]
+    struct Strings {
+        /// The next chunk's first byte is escaped.
+        escape_carry: bool,
+        /// All ones: it is inside a string.
+        string_carry: u64,
+    }
+
+    impl Strings {
+        /// Bits for the bytes of a chunk from each opening quote up to its closing one. `None`: a backslash stands outside.
+        #[target_feature(enable = "avx2,pclmulqdq")]
+        #[inline]
+        fn inside(&mut self, low: __m256i, high: __m256i) -> Option<u64> {
+            let backslashes = mask(equal(low, b'\\'), equal(high, b'\\'));
+            let quotes =
+                mask(equal(low, b'"'), equal(high, b'"')) & !escaped(backslashes, &mut self.escape_carry);
+            let inside = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, quotes as i64), _mm_set1_epi8(-1));
+            let inside = _mm_cvtsi128_si64(inside) as u64 ^ self.string_carry;
+            self.string_carry = ((inside as i64) >> 63) as u64;
+            (backslashes & !inside == 0).then_some(inside)
+        }
+    }
+
+    /// Bits for the bytes of a chunk that are white space.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn white_space(low: __m256i, high: __m256i) -> u64 {
+        // By the low half of a byte the one that is white space, or one that no byte is equal to that is looked up there.
+        const N: i8 = i8::MIN;
+        let spaces = _mm256_setr_epi8(
+            0x20, N, N, N, N, N, N, N, N, 0x09, 0x0a, N, N, 0x0d, N, N, 0x20, N, N, N, N, N, N, N, N, 0x09,
+            0x0a, N, N, 0x0d, N, N,
+        );
+        mask(
+            _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, low), low),
+            _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, high), high),
+        )
+    }
+
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt,pclmulqdq")]
-    fn nested(bytes: &[u8], start: usize) -> Option<Nested> {
+    fn compact(bytes: &[u8], out: &mut Vec<u8>) -> bool {
+        let (start, mut filled) = (out.len(), out.len());
+        // What is kept is copied 32 bytes at a time, the last of them perhaps beyond what is kept.
+        out.resize(start + bytes.len() + 2 * 32, 0);
+        let mut strings = Strings::default();
+        let mut tail = [0; 64 + 32];
+        let mut at = 0;
+        while at < bytes.len() {
+            let window = match bytes[at..].first_chunk::<96>() {
+                Some(window) => window,
+                None => {
+                    let rest = &bytes[at..bytes.len().min(at + 96)];
+                    tail[..rest.len()].copy_from_slice(rest);
+                    tail[rest.len()..].fill(0);
+                    &tail
+                }
+            };
+            let (low, high) = (load::<0, 96>(window), load::<1, 96>(window));
+            let Some(inside) = strings.inside(low, high) else { return false };
+            let mut space = white_space(low, high) & !inside;
+            let len = (bytes.len() - at).min(64);
+            let mut run = 0;
+            while run < len {
+                let end = (space.trailing_zeros() as usize).min(len);
+                space &= space.wrapping_sub(1);
+                // Runs of 32 bytes and less are nearly all.
+                out[filled..][..32].copy_from_slice(&window[run..][..32]);
+                if end - run > 32 {
+                    out[filled + 32..][..32].copy_from_slice(&window[run + 32..][..32]);
+                }
+                filled += end - run;
+                run = end + 1;
+            }
+            at += 64;
+        }
+        out.truncate(filled);
+        true
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt,pclmulqdq")]
+    fn nested<const SPACED: bool>(bytes: &[u8], start: usize) -> Option<Nested> {
         let mut at = start;
         let mut depth = 0_u64;
         let mut spaced = false;
-        let (mut escape_carry, mut string_carry) = (false, 0_u64);
-        let spaces = _mm256_setr_epi8(
-            0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09, 0x0a, 1, 1, 0x0d, 1, 1, 0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09,
-            0x0a, 1, 1, 0x0d, 1, 1,
-        );
+        let mut strings = Strings::default();
         let mut tail = [0; 64];
         loop {
             let chunk = match bytes.get(at..).and_then(|rest| rest.first_chunk::<64>()) {
@@ -447,19 +567,18 @@ mod x86 {
                 None => return Some(Nested { end: None, spaced }),
             };
             let (low, high) = (load::<0, 64>(chunk), load::<1, 64>(chunk));
-            let backslashes = mask(equal(low, b'\\'), equal(high, b'\\'));
-            let quotes = mask(equal(low, b'"'), equal(high, b'"')) & !escaped(backslashes, &mut escape_carry);
-            // From each opening quote up to its closing one.
-            let inside = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, quotes as i64), _mm_set1_epi8(-1));
-            let inside = _mm_cvtsi128_si64(inside) as u64 ^ string_carry;
-            string_carry = ((inside as i64) >> 63) as u64;
-            if backslashes & !inside != 0 {
-                return None;
+            let inside = strings.inside(low, high)?;
+            // A long text: its end is found sooner than its brackets are told from others.
+            if inside == u64::MAX {
+                let from = at + 64 + usize::from(std::mem::take(&mut strings.escape_carry));
+                let Some(quote) = string_end(bytes, from) else {
+                    return Some(Nested { end: None, spaced });
+                };
+                strings.string_carry = 0;
+                at = quote + 1;
+                continue;
             }
-            let space = mask(
-                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, low), low),
-                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, high), high),
-            ) & !inside;
+            let space = if SPACED { white_space(low, high) & !inside } else { 0 };
             // With this bit set `[` is `{` and `]` is `}`, and nothing else is either.
             let bit = _mm256_set1_epi8(0x20);
             let (low, high) = (_mm256_or_si256(low, bit), _mm256_or_si256(high, bit));

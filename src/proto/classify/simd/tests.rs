@@ -77,15 +77,19 @@ fn nested_ends_agree() {
     let level = detected();
     let mut ended = 0;
     for seed in 0..2000 {
-        let set: &[u8] = match seed % 4 {
+        let set: &[u8] = match seed % 5 {
             0 => b"[]{}\"\"a, \\",
             1 => b"[]aaaaaaaaaaaaaaaa\"\"\"\"aaaaa",
             2 => b"[{}]\"\"\\\\\x5b\x7b\x1a\x3b\x5d\x7d\x00\xdb\xfb\t\n\r 0",
-            _ => b"[[[]]aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ",
+            3 => b"[[[]]aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ",
+            // Strings longer than a chunk, with escapes wherever one ends.
+            _ => b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\\\\\\aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"[]",
         };
-        let bytes = [b"[", &noise(seed, set, 200)[..]].concat();
-        for end in [1, 20, 63, 64, 65, 127, 128, 129, 201] {
-            let (fast, plain) = (nested(level, &bytes[..end], 0), nested(Level::Plain, &bytes[..end], 0));
+        let bytes = [b"[", &noise(seed, set, 700)[..]].concat();
+        for end in [1, 20, 63, 64, 65, 127, 128, 129, 201, 701] {
+            let (fast, plain) =
+                (nested::<true>(level, &bytes[..end], 0), nested::<true>(Level::Plain, &bytes[..end], 0));
+            assert_eq!(nested::<false>(level, &bytes[..end], 0).end, plain.end, "{seed} {end}");
             assert_eq!(fast.end, plain.end, "{seed} {end}");
             if plain.end.is_some() {
                 assert_eq!(fast.spaced, plain.spaced, "{seed} {end}");
@@ -130,4 +134,27 @@ fn equal_bytes_are_marked() {
         assert_eq!(equal_16(&chunk, b'"'), 1 << at);
     }
     assert_eq!(equal_16(b"\xa2\xff\x00################".first_chunk().unwrap(), b'"'), 0);
+}
+
+#[test]
+fn compacted_texts_agree() {
+    let level = detected();
+    let mut changed = 0;
+    for seed in 0..2000 {
+        let set: &[u8] = match seed % 4 {
+            0 => b"{}\"\"a,  \t\n\r",
+            1 => b"aaaaaaaaaaaaaaaaaaaaaaa aaaaaaaaaaaaaaaaaaaaaaaaaaa\"",
+            2 => b"  \\\"\"\"\"\"\"a",
+            _ => b"a\x00\x01\x09\x0b\x0c\x1f\xa0\x29 ",
+        };
+        let bytes = noise(seed, set, 400);
+        for len in [0, 1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 128, 161, 400] {
+            let (mut fast, mut plain) = (b"before".to_vec(), b"before".to_vec());
+            compact(level, &bytes[..len], &mut fast);
+            compact(Level::Plain, &bytes[..len], &mut plain);
+            assert_eq!(fast, plain, "{seed} {len}");
+            changed += usize::from(plain.len() < len + 6);
+        }
+    }
+    assert!(changed > 1000, "{changed}");
 }

@@ -15,7 +15,7 @@
 //! `/generate` (`meta_info`); RFC 8259 for JSON, RFC 9112 section 7.1 for chunks.
 
 use crate::proto::classify::Api;
-use crate::proto::classify::simd::{Level, equal_16, marked_quote};
+use crate::proto::classify::simd::{Level, Marks, equal_16, marked_quote};
 
 /// What an engine said of one request. Tokens are the engine's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,16 +51,9 @@ impl Report {
 /// The longest of the keys.
 const KEY_BYTES_MAX: usize = 11;
 
-/// Of each key the bytes one and six behind its first quote: rarely is another string of an answer like one of them in both.
-const MARKS: [[u8; 2]; 3] = {
-    let (mut marks, mut at) = ([[0; 2]; 3], 0);
-    while at < REPORTS.len() {
-        let key = REPORTS[at].key();
-        marks[at] = [key[1], key[6]];
-        at += 1;
-    }
-    marks
-};
+/// Of the keys, and of the first of them.
+const MARKS: Marks = Marks::of(&[REPORTS[0].key(), REPORTS[1].key(), REPORTS[2].key()]);
+const MARKS_OF_USAGE: Marks = Marks::of(&[Report::Usage.key()]);
 
 /// The numbers that reports hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,10 +293,8 @@ impl UsageScan {
     /// Where the first quote is, from `at` on, that may begin a key.
     #[inline]
     fn beginning(&self, piece: &[u8], at: usize) -> Option<usize> {
-        match self.reports {
-            1 => marked_quote(self.level, piece, at, &[MARKS[0]]),
-            _ => marked_quote(self.level, piece, at, &MARKS),
-        }
+        let marks = if self.reports == 1 { &MARKS_OF_USAGE } else { &MARKS };
+        marked_quote(self.level, piece, at, marks)
     }
 
     fn reports(&self) -> &'static [Report] {

@@ -56,14 +56,37 @@ pub(in crate::proto) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
     return chunk.iter().enumerate().fold(0, |mask, (at, b)| mask | u32::from(*b == byte) << at);
 }
 
-/// Where the first quote is, from `at` on, that one of `marks` stands behind: its bytes one and six places on.
+/// What tells a few keys from nearly all other strings: the bytes one and six behind the opening quote.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::proto) struct Marks {
+    /// By the low half of the byte one behind the quote: a bit for each key that it may begin.
+    one: [u8; 16],
+    /// By the low half of the byte six behind it: the same.
+    six: [u8; 16],
+}
+
+impl Marks {
+    /// Of at most eight keys in ASCII, each with its opening quote, of at least seven bytes.
+    pub(in crate::proto) const fn of(keys: &[&[u8]]) -> Marks {
+        assert!(keys.len() <= 8);
+        let (mut marks, mut at) = (Marks { one: [0; 16], six: [0; 16] }, 0);
+        while at < keys.len() {
+            marks.one[keys[at][1] as usize & 15] |= 1 << at;
+            marks.six[keys[at][6] as usize & 15] |= 1 << at;
+            at += 1;
+        }
+        marks
+    }
+
+    fn fit(&self, bytes: &[u8; 7]) -> bool {
+        let look = |table: &[u8; 16], byte: u8| if byte < 0x80 { table[byte as usize & 15] } else { 0 };
+        look(&self.one, bytes[1]) & look(&self.six, bytes[6]) != 0
+    }
+}
+
+/// Where the first quote is, from `at` on, that `marks` fit: one of their keys may begin there.
 #[inline]
-pub(in crate::proto) fn marked_quote<const N: usize>(
-    level: Level,
-    bytes: &[u8],
-    at: usize,
-    marks: &[[u8; 2]; N],
-) -> Option<usize> {
+pub(in crate::proto) fn marked_quote(level: Level, bytes: &[u8], at: usize, marks: &Marks) -> Option<usize> {
     match level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(proof) => proof.marked_quote(bytes, at, marks),
@@ -71,11 +94,10 @@ pub(in crate::proto) fn marked_quote<const N: usize>(
     }
 }
 
-fn marked_quote_plain(bytes: &[u8], mut at: usize, marks: &[[u8; 2]]) -> Option<usize> {
+fn marked_quote_plain(bytes: &[u8], mut at: usize, marks: &Marks) -> Option<usize> {
     loop {
         at += memchr(b'"', bytes.get(at..)?)?;
-        let behind = bytes[at..].first_chunk::<7>()?;
-        if marks.contains(&[behind[1], behind[6]]) {
+        if marks.fit(bytes[at..].first_chunk()?) {
             return Some(at);
         }
         at += 1;
@@ -165,7 +187,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::super::walk::string_end_plain;
-    use super::{Key, Keys, Nested, marked_quote_plain};
+    use super::{Key, Keys, Marks, Nested, marked_quote_plain};
 
     /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,12 +222,7 @@ mod x86 {
 
         /// As [`super::marked_quote_plain`].
         #[inline]
-        pub fn marked_quote<const N: usize>(
-            self,
-            bytes: &[u8],
-            at: usize,
-            marks: &[[u8; 2]; N],
-        ) -> Option<usize> {
+        pub fn marked_quote(self, bytes: &[u8], at: usize, marks: &Marks) -> Option<usize> {
             // SAFETY: as above.
             unsafe { marked_quote(bytes, at, marks) }
         }
@@ -253,17 +270,22 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,bmi1")]
-    fn marked_quote<const N: usize>(bytes: &[u8], at: usize, marks: &[[u8; 2]; N]) -> Option<usize> {
+    fn marked_quote(bytes: &[u8], at: usize, marks: &Marks) -> Option<usize> {
+        let (one, six) = (twice(&marks.one), twice(&marks.six));
         let mut rest = bytes.get(at..)?;
-        while let Some(window) = rest.first_chunk::<70>() {
-            let (low, high) = (marked::<0, 70, N>(window, marks), marked::<1, 70, N>(window, marks));
-            if _mm256_movemask_epi8(_mm256_or_si256(low, high)) != 0 {
-                return Some(bytes.len() - rest.len() + mask(low, high).trailing_zeros() as usize);
+        while let Some(window) = rest.first_chunk::<134>() {
+            let (a, b) = (marked::<0, 134>(window, one, six), marked::<1, 134>(window, one, six));
+            let (c, d) = (marked::<2, 134>(window, one, six), marked::<3, 134>(window, one, six));
+            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
+            if _mm256_testz_si256(any, any) == 0 {
+                let (low, high) = (!mask(equal(a, 0), equal(b, 0)), !mask(equal(c, 0), equal(d, 0)));
+                let first = if low != 0 { low.trailing_zeros() } else { 64 + high.trailing_zeros() };
+                return Some(bytes.len() - rest.len() + first as usize);
             }
-            rest = &rest[64..];
+            rest = &rest[128..];
         }
-        if let Some(window) = rest.first_chunk::<38>() {
-            let found = _mm256_movemask_epi8(marked::<0, 38, N>(window, marks)) as u32;
+        while let Some(window) = rest.first_chunk::<38>() {
+            let found = !_mm256_movemask_epi8(equal(marked::<0, 38>(window, one, six), 0)) as u32;
             if found != 0 {
                 return Some(bytes.len() - rest.len() + found.trailing_zeros() as usize);
             }
@@ -272,26 +294,34 @@ mod x86 {
         // The last 38 bytes, if there are as many from `at` on: those of them that were looked at above hold nothing.
         match bytes[at..].last_chunk::<38>() {
             Some(window) => {
-                let found = _mm256_movemask_epi8(marked::<0, 38, N>(window, marks)) as u32;
+                let found = !_mm256_movemask_epi8(equal(marked::<0, 38>(window, one, six), 0)) as u32;
                 (found != 0).then(|| bytes.len() - 38 + found.trailing_zeros() as usize)
             }
             None => marked_quote_plain(bytes, bytes.len() - rest.len(), marks),
         }
     }
 
-    /// Marks the quotes among 32 of the bytes of `window` that one of `marks` stands behind.
+    /// Bits of the keys that may begin at each of 32 bytes of `window`: the tables are those of [`Marks`].
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn marked<const INDEX: usize, const LEN: usize, const N: usize>(
+    fn marked<const INDEX: usize, const LEN: usize>(
         window: &[u8; LEN],
-        marks: &[[u8; 2]; N],
+        one: __m256i,
+        six: __m256i,
     ) -> __m256i {
-        let (first, last) = (load_at::<INDEX, 1, LEN>(window), load_at::<INDEX, 6, LEN>(window));
-        let mut found = _mm256_setzero_si256();
-        for mark in marks {
-            found = _mm256_or_si256(found, _mm256_and_si256(equal(first, mark[0]), equal(last, mark[1])));
-        }
-        _mm256_and_si256(found, equal(load_at::<INDEX, 0, LEN>(window), b'"'))
+        // Where the index is no ASCII the answer is 0.
+        let one = _mm256_shuffle_epi8(one, load_at::<INDEX, 1, LEN>(window));
+        let six = _mm256_shuffle_epi8(six, load_at::<INDEX, 6, LEN>(window));
+        let quotes = equal(load_at::<INDEX, 0, LEN>(window), b'"');
+        _mm256_and_si256(_mm256_and_si256(one, six), quotes)
+    }
+
+    /// A table for both halves of a shuffle.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn twice(table: &[u8; 16]) -> __m256i {
+        // SAFETY: the load reads the sixteen bytes of `table`, in any alignment.
+        _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) })
     }
 
     /// The `INDEX`th 32 bytes of `bytes`.
@@ -327,8 +357,8 @@ mod x86 {
             let (c, d) = (quotes::<2>(window), quotes::<3>(window));
             let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
             if _mm256_movemask_epi8(any) != 0 {
-                let (a, b) = (may_end::<0>(window, a), may_end::<1>(window, b));
-                let (c, d) = (may_end::<2>(window, c), may_end::<3>(window, d));
+                let (a, b) = (may_end::<0, 130>(window, a), may_end::<1, 130>(window, b));
+                let (c, d) = (may_end::<2, 130>(window, c), may_end::<3, 130>(window, d));
                 let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
                 // Out of line, for the sake of this loop: nearly always the string's last turn.
                 if _mm256_movemask_epi8(any) != 0
@@ -338,6 +368,16 @@ mod x86 {
                 }
             }
             rest = &rest[128..];
+        }
+        while let Some(window) = rest.first_chunk::<34>() {
+            let quotes = equal(load_at::<0, 2, 34>(window), b'"');
+            let quotes = _mm256_movemask_epi8(may_end::<0, 34>(window, quotes));
+            if quotes != 0
+                && let Some(quote) = first_that_ends(bytes, start, rest.len(), quotes as u32 as u64, 0)
+            {
+                return Some(quote);
+            }
+            rest = &rest[32..];
         }
         string_end_plain(bytes, start, bytes.len() - rest.len() + 2)
     }
@@ -380,9 +420,9 @@ mod x86 {
     /// number decides.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn may_end<const INDEX: usize>(window: &[u8; 130], quotes: __m256i) -> __m256i {
-        let backslash = equal(load_at::<INDEX, 1, 130>(window), b'\\');
-        let one = _mm256_andnot_si256(equal(load_at::<INDEX, 0, 130>(window), b'\\'), backslash);
+    fn may_end<const INDEX: usize, const LEN: usize>(window: &[u8; LEN], quotes: __m256i) -> __m256i {
+        let backslash = equal(load_at::<INDEX, 1, LEN>(window), b'\\');
+        let one = _mm256_andnot_si256(equal(load_at::<INDEX, 0, LEN>(window), b'\\'), backslash);
         _mm256_andnot_si256(one, quotes)
     }
 

@@ -32,7 +32,7 @@ pub(super) fn object<'a>(
     body: &'a [u8],
     mut member: impl FnMut(&mut Walker<'a>, &'a [u8]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let at = if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    let at = if let [0xef, 0xbb, 0xbf, ..] = body { 3 } else { 0 };
     let mut walker = Walker { body, at, level: Level::detect() };
     walker.members(&mut member)?;
     match walker.peek_byte() {
@@ -118,7 +118,8 @@ impl<'a> Walker<'a> {
     #[inline]
     pub fn peek_byte(&mut self) -> Result<u8, Stop> {
         while let Some(&byte) = self.body.get(self.at) {
-            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+            // Most bytes are above all white space.
+            if byte > b' ' || !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
                 return Ok(byte);
             }
             self.at += 1;

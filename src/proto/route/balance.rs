@@ -214,17 +214,47 @@ impl Balance {
 
     /// How the server in that slot stands.
     pub fn of(&self, slot: u16) -> Deviation {
-        let account = &self.accounts[slot as usize];
-        let share = if self.weights > 0.0 { account.weight / self.weights } else { 0.0 };
+        self.standing().of(slot)
+    }
+
+    /// How all stand: for a look at many of them.
+    pub fn standing(&self) -> Standing<'_> {
         let by = 1.0 / self.unit;
-        let with_room = if account.full { Owed::default() } else { self.owed_with_room };
-        let requests_owed = account.weight * (self.owed.requests + with_room.requests);
-        let work_owed = account.weight * (self.owed.work + with_room.work);
+        let per_weight = if self.weights > 0.0 { by / self.weights } else { 0.0 };
+        Standing {
+            balance: self,
+            by,
+            requests_fair: self.requests * per_weight,
+            work_fair: self.work * per_weight,
+        }
+    }
+}
+
+/// See [`Balance::standing`].
+#[derive(Clone, Copy, Debug)]
+pub struct Standing<'a> {
+    balance: &'a Balance,
+    /// Requests, or tokens, that a unit counts as now.
+    by: f64,
+    /// Per weight.
+    requests_fair: f64,
+    work_fair: f64,
+}
+
+impl Standing<'_> {
+    /// How the server in that slot stands.
+    #[inline]
+    pub fn of(&self, slot: u16) -> Deviation {
+        let Balance { accounts, owed, owed_with_room, .. } = self.balance;
+        let account = &accounts[slot as usize];
+        let with_room = if account.full { Owed::default() } else { *owed_with_room };
+        let requests_owed = account.weight * (owed.requests + with_room.requests);
+        let work_owed = account.weight * (owed.work + with_room.work);
         Deviation {
-            requests: (account.requests - requests_owed) * by,
-            requests_fair: self.requests * share * by,
-            work: (account.work - work_owed) * by,
-            work_fair: self.work * share * by,
+            requests: (account.requests - requests_owed) * self.by,
+            requests_fair: self.requests_fair * account.weight,
+            work: (account.work - work_owed) * self.by,
+            work_fair: self.work_fair * account.weight,
         }
     }
 }

@@ -17,6 +17,8 @@
 //! servers, it is O(live candidates). A change of health or catalog is O(groups of the server × their candidates × distinct weights).
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
 
+use std::cell::Cell;
+
 use super::balance::{Balance, Takers};
 use super::kv_aware::{KvAware, Loads};
 use super::least_connections::LeastConnections;
@@ -360,7 +362,8 @@ impl Router {
             return None;
         }
         let loads = || Loads::of(self.shown.iter().map(|shown| (shown.weight, shown.in_flight)));
-        if let Some(choice) = self.follow_match(group, affinity, table, loads, |_, id, row| fits(id, row)) {
+        let fits = |slot, id, row: &Row| held.wheel.carries(slot) && fits(id, row);
+        if let Some(choice) = self.follow_match(group, affinity, table, loads, fits) {
             return Some(choice);
         }
         let held = &mut self.groups[group.index()];
@@ -376,8 +379,8 @@ impl Router {
         })
     }
 
-    /// In a kv-aware group: the server whose match is followed, if any. `fits`: whether a live server, given by slot, name and row, is
-    /// one of those whose `loads` are given.
+    /// In a kv-aware group: the server whose match is followed, if any. `fits`: whether a server, given by slot, name and row, is one of
+    /// those whose `loads` are given.
     fn follow_match(
         &self,
         group: GroupId,
@@ -392,12 +395,20 @@ impl Router {
         }
         let matches = affinity.memory.matches(held.pool);
         matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
+        // Of the last length that was asked about: many servers may match as long.
+        let end = Cell::new((0, false));
+        let continues = |blocks: u32| {
+            if end.get().0 != blocks {
+                end.set((blocks, affinity.ends.contains(affinity.blocks[blocks as usize - 1])));
+            }
+            end.get().1
+        };
         let holders = matches.filter_map(|found| {
-            let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
+            let slot = self.slot_of(group, found.backend)?;
             let row = table.row(found.backend);
             fits(slot, found.backend, row).then(|| Candidate {
                 matched: found.blocks,
-                continues: affinity.ends.contains(affinity.blocks[found.blocks as usize - 1]),
+                continues: continues(found.blocks),
                 ..candidate(found.backend, slot, row)
             })
         });
@@ -533,6 +544,7 @@ fn slot_in(groups_of: &[Vec<(GroupId, u16)>], group: GroupId, id: BackendId) -> 
     groups.binary_search_by_key(&group, |(g, _)| *g).ok().map(|i| groups[i].1)
 }
 
+#[inline]
 fn candidate(backend: BackendId, slot: u16, row: &Row) -> Candidate {
     Candidate {
         backend,

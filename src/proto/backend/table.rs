@@ -375,4 +375,30 @@ mod tests {
         table.resend(id, Nanos(5));
         assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
     }
+
+    #[test]
+    fn changes_are_told_once_to_each_reader_and_too_many_are_all() {
+        let mut table = BackendTable::new(2);
+        let (a, b) = (BackendId(0), BackendId(1));
+        table.ensure(b);
+        let start = table.change_count();
+        table.begin(Nanos(1), a);
+        table.end(Nanos(2), a);
+        table.hear(ShardId(1), b, Load { in_flight: 1, ..Load::default() });
+        let since = |table: &BackendTable, count| table.changes_since(count).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(since(&table, start), Some(vec![a, b]), "the same server at a stretch is one change");
+        let seen = table.change_count();
+        assert_eq!(since(&table, seen), Some(vec![]));
+        // It has been read, so that this is a new one; and another reader still finds both.
+        table.row_mut(b).asked += 1;
+        assert_eq!(since(&table, seen), Some(vec![b]));
+        assert_eq!(since(&table, start), Some(vec![a, b, b]));
+        for _ in 0..CHANGES_KEPT / 2 {
+            table.note_change(a);
+            table.note_change(b);
+        }
+        assert_eq!(since(&table, seen), None);
+        let last = table.change_count() - CHANGES_KEPT as u64;
+        assert_eq!(since(&table, last).map(|ids| ids.len()), Some(CHANGES_KEPT));
+    }
 }

@@ -10,8 +10,8 @@
 //!
 //! *Invariant*: on a server with a ceiling no request runs without a permit, over all shards never more than the ceiling. Each
 //! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
-//! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
-//! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
+//! *Bound and cost*: [`Dispatcher::handle_request`] costs what the group's algorithm does ([`super::route::router`]), without
+//! allocation, hashing or message when a permit is at hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
 //! *Errors*: [`Rejection`]: `ModelNotFound`, `NoServerInTier`, `InputTooLong`, `NoHealthyServer`, `AtCapacity`, `QueueFull`,
 //! `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.

@@ -242,16 +242,24 @@ pub struct Standing<'a> {
 }
 
 impl Standing<'_> {
+    /// [`Deviation::requests`] alone.
+    #[inline]
+    pub fn requests(&self, slot: u16) -> f64 {
+        let Balance { accounts, owed, owed_with_room, .. } = self.balance;
+        let account = &accounts[slot as usize];
+        let with_room = if account.full { 0.0 } else { owed_with_room.requests };
+        (account.requests - account.weight * (owed.requests + with_room)) * self.by
+    }
+
     /// How the server in that slot stands.
     #[inline]
     pub fn of(&self, slot: u16) -> Deviation {
         let Balance { accounts, owed, owed_with_room, .. } = self.balance;
         let account = &accounts[slot as usize];
         let with_room = if account.full { Owed::default() } else { *owed_with_room };
-        let requests_owed = account.weight * (owed.requests + with_room.requests);
         let work_owed = account.weight * (owed.work + with_room.work);
         Deviation {
-            requests: (account.requests - requests_owed) * self.by,
+            requests: self.requests(slot),
             requests_fair: self.requests_fair * account.weight,
             work: (account.work - work_owed) * self.by,
             work_fair: self.work_fair * account.weight,

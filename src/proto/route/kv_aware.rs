@@ -20,8 +20,9 @@
 //!    in the window with the least load, as above.
 //! 3. Else [`super::weighted_round_robin`] over all candidates.
 //!
-//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
-//! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
+//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: O(servers that
+//! match as well as the one chosen), about 200 instructions each (`benches/decision.rs`, `head_*`); what all candidates' loads
+//! come to is given. No allocation.
 //! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau; the
 //! caps, by requests over the wire too (`tests/field_routing.rs`): in that traffic pools are seldom idle and ends of prompts seldom seen.
 
@@ -203,11 +204,12 @@ impl Scene<'_> {
         if load > self.loads.least + self.slack {
             return;
         }
-        // Too busy to be the level's choice, and were it within its share, still worth no more than another: nearly all, where
+        // It cannot be the level's choice, and were it within its share, it would be worth no more than another: nearly all, where
         // many hold the same head.
-        let most = f64::from(holder.matched) - self.load_price(load);
-        if level.least_busy.is_some_and(|((least, _), _)| load > least)
-            && level.net.is_some_and(|net| most <= net)
+        if let (Some((least, _)), Some(net)) = (level.least_busy, level.net)
+            && load >= least.0
+            && f64::from(holder.matched) - self.load_price(load) <= net
+            && (load > least.0 || self.standing.requests(holder.slot) >= least.1)
         {
             return;
         }

@@ -343,3 +343,50 @@ fn s23_round_robin_skips_the_excluded() {
     register(&router, &mut all);
     assert_eq!(sids(&router, &[], 9), ["0", "1", "0", "0", "1", "1", "0", "1", "3"]);
 }
+
+/// "Stable affinity requires the same mounted configuration, seed, and candidate view across replicas." Two router processes
+/// with the same file, seed and weights make the same choice for each of 10,000 keys.
+#[test]
+fn two_routers_make_the_same_affinity_choices() {
+    const KEYS: usize = 10_000;
+    const CLIENTS: usize = 4;
+    let engine = EngineSetup::new().drop_bodies().start(|exchange| exchange.reply_ok());
+    let file = r#"{"models":{"m":{"algorithm":"pulsar","seed":"stable-a"}}}"#;
+    let routers: Vec<Router> = (0..2)
+        .map(|_| {
+            let router = Gateway::new().lb_config(file).start();
+            let mut all: Vec<_> = (0..7)
+                .map(|number: u64| {
+                    let stats = but(json!({"last_mean_input_tps": 1000 + 500 * number}));
+                    Registration::new(&format!("server-{number}"), &engine, "m", stats)
+                })
+                .collect();
+            register(&router, &mut all);
+            router
+        })
+        .collect();
+    let choices = |router: &Router| -> Vec<String> {
+        let parts: Vec<Vec<String>> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|part| {
+                    scope.spawn(move || {
+                        let mut client = router.client();
+                        (part * KEYS / CLIENTS..(part + 1) * KEYS / CLIENTS)
+                            .map(|key| {
+                                client.send(&wish("m", &[("x-cache-affinity-key", &format!("session-{key}"))]));
+                                sid(&client.response())
+                            })
+                            .collect()
+                    })
+                })
+                .collect();
+            clients.into_iter().map(|client| client.join().expect("a client does not panic")).collect()
+        });
+        parts.concat()
+    };
+    let (first, second) = (choices(&routers[0]), choices(&routers[1]));
+    let differ = first.iter().zip(&second).filter(|(a, b)| a != b).count();
+    assert_eq!((first.len(), differ), (KEYS, 0));
+    let used: BTreeSet<_> = first.into_iter().collect();
+    assert_eq!(used.len(), 7, "keys spread over all servers");
+}

@@ -51,8 +51,8 @@ pub fn log(notice: &StargateNotice) {
             "invalid routing algorithm header"
         ),
         StargateNotice::ExpressionBuilt { algorithm, rebuilt, expression, effective } => info!(
-            algorithm,
-            outcome = if *rebuilt { "rebuild" } else { "build" },
+            algorithm = %algorithm,
+            outcome = %if *rebuilt { "rebuild" } else { "build" },
             expression = %text(expression),
             effective = %effective,
             "routing expression configuration built"

@@ -9,6 +9,7 @@ use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
 use super::stargate::layout::SlotId;
 use super::stargate::live::{Since, Work};
+use super::stargate::notice::StargateNotice;
 use super::stargate::stats::{Reported, Scraped};
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
@@ -216,6 +217,8 @@ pub enum Notice {
     Unbenched {
         backend: BackendId,
     },
+    /// Something to log of a request on a trusted listener.
+    Stargate(Box<StargateNotice>),
     /// Draining, and no request is left.
     Drained {
         shard: ShardId,

@@ -14,6 +14,7 @@
 //! | `aggregate`, `target` | slots together as clusters, and the clusters of a target |
 //! | `flight`, `waiting`, `retry` | a request on its way: what it asked, how it waits, where it may go after a setback |
 //! | `figures` | what is counted |
+//! | `notice` | what is said of a request for the log |
 //! | `expressions` | what routing expressions came to, for each routing key and model |
 //! | `balancer` | one algorithm at work for one target: a request and the target's clusters in, a choice out |
 //! | `choose` | the six algorithms |
@@ -38,6 +39,7 @@ pub mod keys;
 pub mod layout;
 pub mod live;
 pub mod members;
+pub mod notice;
 pub mod queue_times;
 pub mod random;
 pub mod ranking;

@@ -379,6 +379,13 @@ impl TargetRouter {
         retry
     }
 
+    /// Of itself, before anything of the request was sent, its server got a fresh connection in place of those that it had closed.
+    pub fn count_reconnect(&mut self, flight: &Flight) {
+        let target = self.flights.of(flight.index).target;
+        let reason = self.reasons.id("hot_path_reconnect");
+        self.counts(target).retry(reason);
+    }
+
     /// A fresh connection that a retry wanted is in use by now.
     fn note_reconnect(&mut self, index: u32) {
         let state = self.flights.of_mut(index);

@@ -4,8 +4,8 @@
 //! `cargo test` does) each case goes some rounds, its result is checked and its allocations are counted;
 //! `scripts/bench-instructions --bench memory` counts instructions.
 
-#[path = "harness/counting.rs"]
-mod counting;
+#[path = "harness/allocations.rs"]
+mod allocations;
 mod harness;
 
 use harness::Order;
@@ -203,12 +203,12 @@ fn main() {
             for (name, servers, capacity, shared, round) in CASES {
                 // Unoptimised, the large ones take too long to fill.
                 let mut bench = Bench::new((*servers).min(70), (*capacity).min(8192), *shared);
-                let before = counting::allocations();
+                let before = allocations::count();
                 for _ in 0..200 {
                     round(&mut bench);
                 }
                 // Now and then a part of the index reaches a new height: two allocations each, in 25,600 blocks.
-                let allocations = counting::allocations() - before;
+                let allocations = allocations::count() - before;
                 assert!(allocations <= 20, "{name}: {allocations} allocations once all is full");
             }
             println!(

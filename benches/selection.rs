@@ -5,8 +5,8 @@
 //! `--case NAME --rounds N` runs one. Clusters are as a busy fleet's: limits of 32 with
 //! up to 20 in use, round trips under 3 ms, rates that differ by a fifth; a request has 1,000 input tokens.
 
-#[path = "harness/counting.rs"]
-mod counting;
+#[path = "harness/allocations.rs"]
+mod allocations;
 mod harness;
 
 use std::hint::black_box;
@@ -214,9 +214,9 @@ fn main() {
                     _ => 50,
                 };
                 (0..warm).for_each(|_| round(&mut bench));
-                let before = counting::allocations();
+                let before = allocations::count();
                 (0..50).for_each(|_| round(&mut bench));
-                let made = counting::allocations() - before;
+                let made = allocations::count() - before;
                 assert!(made == 0 || warm == 0, "{name}: {made} allocations in 50 rounds");
             }
             println!("selection: {} cases ran; scripts/bench-instructions counts them", cases.len());

@@ -323,7 +323,7 @@ fn pulsar_wait_and_widen(rules: &Banded, clusters: &[Cluster], ask: &Ask<'_>) ->
     }
     let w = ask.elapsed_ns - alone_ns;
     let interval = rules.interval_ms.unwrap_or(widen.cache_affinity_wait_ms) * 1_000_000;
-    let bands = if interval == 0 { 40 } else { w / interval + 1 };
+    let bands = w.checked_div(interval).map_or(40, |full| full + 1);
     let mut prefix = group;
     for band in 0..bands.min(40) {
         prefix = (prefix + (2 << band)).min(ranking.len());

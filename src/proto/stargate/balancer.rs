@@ -5,7 +5,10 @@
 //! of its own. Nothing about the clusters' figures is remembered: they are read anew for each choice.
 //!
 //! *Invariant*: the same calls with the same seed make the same choices. A choice is never an excluded cluster.
-//! *Bound and cost*: see `choose`, `ring` and `ranking`; an algorithm without affinity holds next to nothing.
+//! *Bound and cost*: an algorithm without affinity holds next to nothing; see `ring` and `ranking`. In instructions (`benches/selection`):
+//! round-robin and random 130, power-of-n 390, pulsar for a known key 320, an affinity group 1,120, all at any number of clusters;
+//! wait-and-widen over 64 clusters 1,760 where they have free slots, 5,100 where queue times are looked up, 6,300 where all are full.
+//! No allocation in the steady state.
 //! *Errors*: [`Choice::Unavailable`], [`InputWork`].
 //! *Source*: the Stargate rules, sections 1.6 and 2.
 

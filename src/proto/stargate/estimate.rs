@@ -43,7 +43,7 @@ pub fn delta_ms(tokens: u64, tps: f64) -> Option<u64> {
     Some(whole + u64::from((whole as f64) < ms))
 }
 
-/// Whole milliseconds until a request of that priority would leave the queue: the value of `x-stargate-expected-queue-ms`. `None`: it cannot
+/// Whole milliseconds until a request of that priority would leave the queue: `x-stargate-expected-queue-ms`. `None`: it cannot
 /// be said, or never.
 #[inline]
 pub fn expected_queue_ms(stats: &Stats, priority: u32) -> Option<u64> {

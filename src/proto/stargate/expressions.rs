@@ -97,18 +97,14 @@ impl<S> Expressions<S> {
     }
 
     /// What `value` came to. `None`: it is not among the two built last, or has been idle for too long. Only a hit ends idleness.
-    pub fn lookup(&mut self, now: Nanos, routing_key: &[u8], model: &[u8], value: &[u8]) -> Option<&Rc<S>> {
+    pub fn lookup(&mut self, now: Nanos, routing_key: &[u8], model: &[u8], value: &[u8]) -> Option<Rc<S>> {
         self.sweep(now);
         let at = self.find(routing_key, model)?;
-        let entry = self.entry(at);
-        let is_current = *entry.current.value == *value;
-        if !is_current && !entry.previous.as_ref().is_some_and(|previous| *previous.value == *value) {
-            return None;
-        }
+        let Entry { current, previous, .. } = self.entry(at);
+        let is = |built: &&Built<S>| *built.value == *value;
+        let state = Some(current).filter(is).or(previous.as_ref().filter(is))?.state.clone();
         self.renew(at, now);
-        let entry = self.entry(at);
-        let built = if is_current { Some(&entry.current) } else { entry.previous.as_ref() };
-        built.map(|built| &built.state)
+        Some(state)
     }
 
     /// Keeps what `value` came to, which [`Expressions::lookup`] has not found.

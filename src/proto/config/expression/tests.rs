@@ -146,7 +146,9 @@ fn no_comma_anywhere() {
 fn no_semicolon_in_a_string() {
     let told = "a ';' at byte 15, inside a quoted string: expected none there";
     assert_eq!(malformed("pulsar;seed=\"a;b\""), told);
-    malformed(r#"pulsar;seed="a\";b""#);
+    // An escaped quote ends nothing. Without this rule the second is a string with a parameter's look.
+    assert!(malformed(r#"pulsar;seed="a\";b""#).contains("inside a quoted string"));
+    assert!(malformed(r#"pulsar;seed="a\";n=1""#).contains("inside a quoted string"));
     // The string is over where no backslash is in front of the quote.
     assert!(malformed(r#"pulsar;seed="a\\;b"#).contains("inside a quoted string"));
     assert_eq!(&*pulsar(&accepted(r#"pulsar;seed="a\\";consider_kv_free_tokens=true"#)).seed, "a\\");

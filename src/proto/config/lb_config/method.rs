@@ -63,12 +63,18 @@ impl Method {
     /// The method that a header names: spaces around it, case, and `_` for `-` mean nothing. Allocates nothing.
     pub fn parse_header(value: &[u8]) -> Option<Method> {
         let value = value.trim_ascii();
-        let same = |spelling: &str| {
-            spelling.len() == value.len() && spelling.bytes().zip(value).all(|(a, b)| fold(a) == fold(*b))
-        };
-        SPELLINGS.iter().find(|(spelling, _)| same(spelling)).map(|(_, method)| *method)
+        let mut folded = [0; SPELLING_BYTES_MAX];
+        let folded = folded.get_mut(..value.len())?;
+        for (to, from) in folded.iter_mut().zip(value) {
+            *to = fold(*from);
+        }
+        // A spelling with capitals is found by its twin without them.
+        SPELLINGS.iter().find(|(spelling, _)| spelling.as_bytes() == folded).map(|(_, method)| *method)
     }
 }
+
+/// The longest spelling.
+const SPELLING_BYTES_MAX: usize = "pulsar-wait-and-widen".len();
 
 const fn fold(byte: u8) -> u8 {
     if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() }

@@ -7,13 +7,13 @@
 //!
 //! An open cluster is one whose time is within a bucket's width of where the last open bucket begins: times before that are lower
 //! still. So the order need not be known, only where buckets begin, which a pass per bucket finds; with many buckets the times are
-//! sorted after all. Which n are drawn is decided by drawing from all and passing over what is not open, as long as that succeeds
-//! quickly: whatever is drawn before success, each set of n is as likely as any other.
+//! sorted after all. n are drawn from all clusters, and what is not open is passed over; if that takes too many draws, the open ones are
+//! listed and drawn from. Either way each set of n is as likely as any other.
 //!
 //! *Invariant*: an excluded, locked or full cluster, or one over the queue bounds, is never chosen.
-//! *Bound and cost*: one pass over the clusters, about 25 instructions each, for the times; for a request that has just arrived
-//! nothing else is a pass. A request that waited or finds nothing: some passes more, and a sort of the locked times at worst. No
-//! allocation in the steady state.
+//! *Bound and cost*: one pass over the clusters for the times; for a request that has just arrived nothing else is a pass as long as
+//! a good part of the clusters is open. A request that waited or finds nothing: some passes more, and a sort of the times at worst.
+//! No allocation in the steady state.
 //! *Source*: the Stargate rules, section 2.4.
 
 use super::super::balancer::Ask;
@@ -188,16 +188,15 @@ fn draw<M: Members>(
     let count = members.count();
     let n = usize::try_from(rules.widen.n).unwrap_or(usize::MAX).max(1);
     let times = &scratch.times[..];
-    let open = |position: usize| {
-        reach.within(times[position])
-            && has_capacity(&clusters[members.index(position)].stats, rules.max_queued)
+    let open = |position: usize, time: f64| {
+        reach.within(time) && has_capacity(&clusters[members.index(position)].stats, rules.max_queued)
     };
     if n <= DRAWN_MAX && n <= count {
         let mut drawn = [0; DRAWN_MAX];
         let mut held = 0;
         for _ in 0..n + 4 {
             let position = rng.below(count) as u32;
-            if open(position as usize) && !drawn[..held].contains(&position) {
+            if open(position as usize, times[position as usize]) && !drawn[..held].contains(&position) {
                 drawn[held] = position;
                 held += 1;
                 if held == n {
@@ -209,7 +208,11 @@ fn draw<M: Members>(
     // Few are open, or many are wanted.
     let listed = &mut scratch.open;
     listed.clear();
-    listed.extend((0..count as u32).filter(|position| open(*position as usize)));
+    for (position, time) in times.iter().enumerate() {
+        if open(position, *time) {
+            listed.push(position as u32);
+        }
+    }
     let found = listed.len();
     let n = n.min(found);
     for held in 0..n {

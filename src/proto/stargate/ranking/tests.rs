@@ -25,6 +25,7 @@ fn order(rankings: &mut Rankings, clusters: &[Cluster], version: u64, key: &str)
 }
 
 #[test]
+#[expect(clippy::excessive_precision, reason = "to as many digits as the rules print")]
 fn draws_and_scores_of_the_rules() {
     let cases = [
         (0x1944_3c44_ec9f_8abf, 0.098_697_439_982_627_852, 43.183_556_187_9),

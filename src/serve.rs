@@ -73,7 +73,7 @@ fn start(settings: &Settings, shown: &Shown) -> Result<u8, String> {
     }
     if let Some(lb_config) = &settings.lb_config {
         tracing::info!(
-            default_lb = lb_config.default_name(),
+            default_lb = %lb_config.default_name(),
             model_overrides = lb_config.model_overrides(),
             "load balancer config loaded"
         );

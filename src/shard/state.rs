@@ -442,6 +442,9 @@ impl Shard {
         report.touch_bytes = touches.bytes;
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
+            if let Some(stargate) = &self.stargate {
+                server.in_flight += stargate.router.borrow().in_flight(BackendId(index as u16));
+            }
             server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();

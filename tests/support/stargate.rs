@@ -45,6 +45,12 @@ impl Gateway {
         self
     }
 
+    /// A flag without a value.
+    pub fn switch(mut self, flag: &str) -> Gateway {
+        self.args.push(flag.to_owned());
+        self
+    }
+
     /// With this as its `lb-config.json`.
     pub fn lb_config(mut self, json: &str) -> Gateway {
         self.lb_config = Some(json.to_owned());

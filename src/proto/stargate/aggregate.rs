@@ -95,9 +95,9 @@ fn mean_rtt_ns(members: &[SlotId], table: &SlotTable) -> u64 {
         table.server(slot.backend)?.rtt_ns
     };
     // One that is up by word alone has not been measured yet.
-    let (sum, count) =
-        members.iter().filter_map(of).fold((0_u128, 0), |(sum, n), rtt| (sum + u128::from(rtt), n + 1));
-    if count == 0 { 0 } else { (sum / count) as u64 }
+    let rtts = members.iter().filter_map(of);
+    let (sum, count) = rtts.fold((0_u128, 0_u128), |(sum, count), rtt| (sum + u128::from(rtt), count + 1));
+    sum.checked_div(count).unwrap_or(0) as u64
 }
 
 /// All but the queue times.

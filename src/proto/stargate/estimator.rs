@@ -17,22 +17,16 @@ const SAMPLE_NS_MIN: u64 = 10_000_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimator {
     samples: u64,
+    mean_so_far: f64,
+    greatest_so_far: f64,
     mean: f64,
     greatest: f64,
-    mean_published: f64,
-    greatest_published: f64,
 }
 
 impl Estimator {
     /// One that starts from a rate as if it had been measured as often as is needed.
     pub fn with_prior(tps: f64) -> Estimator {
-        Estimator {
-            samples: SAMPLES_MIN,
-            mean: tps,
-            greatest: tps,
-            mean_published: tps,
-            greatest_published: tps,
-        }
+        Estimator { samples: SAMPLES_MIN, mean_so_far: tps, greatest_so_far: tps, mean: tps, greatest: tps }
     }
 
     /// Counts a sample; what is no rate counts as nothing. Whether anything published changed.
@@ -41,27 +35,27 @@ impl Estimator {
             return false;
         }
         self.samples += 1;
-        self.mean += (tps - self.mean) / self.samples as f64;
-        self.greatest = self.greatest.max(tps);
-        if self.samples < SAMPLES_MIN || !is_rate(self.mean) {
+        self.mean_so_far += (tps - self.mean_so_far) / self.samples as f64;
+        self.greatest_so_far = self.greatest_so_far.max(tps);
+        if self.samples < SAMPLES_MIN || !is_rate(self.mean_so_far) {
             return false;
         }
-        let before = (self.mean_published, self.greatest_published);
-        (self.mean_published, self.greatest_published) = (self.mean, self.greatest);
+        let before = (self.mean, self.greatest);
+        (self.mean, self.greatest) = (self.mean_so_far, self.greatest_so_far);
         before != (self.mean, self.greatest)
     }
 
     /// A new generation of the model: samples start over, what is published stays until there are enough of them.
     pub fn restart(&mut self) {
-        (self.samples, self.mean, self.greatest) = (0, 0.0, 0.0);
+        (self.samples, self.mean_so_far, self.greatest_so_far) = (0, 0.0, 0.0);
     }
 
     pub fn mean(&self) -> f64 {
-        self.mean_published
+        self.mean
     }
 
     pub fn greatest(&self) -> f64 {
-        self.greatest_published
+        self.greatest
     }
 }
 

@@ -136,6 +136,11 @@ impl Live {
         &self.rows
     }
 
+    /// This shard's requests of all priorities.
+    pub fn own_requests(&self) -> u64 {
+        self.own.iter().map(|(_, work)| work.requests()).sum()
+    }
+
     /// This shard's requests of a priority.
     pub fn own(&self, priority: u32) -> Work {
         self.own.of(priority).unwrap_or_default()

@@ -507,6 +507,13 @@ impl TargetRouter {
         self.flights.len()
     }
 
+    /// This shard's live requests on a server, whatever their models.
+    pub fn in_flight(&self, backend: BackendId) -> u32 {
+        let slots = self.table.server(backend).map_or(&[][..], |server| &server.slots);
+        let own = slots.iter().map(|slot| self.table.row(*slot).live.own_requests()).sum::<u64>();
+        u32::try_from(own).unwrap_or(u32::MAX)
+    }
+
     /// Live requests in a slot over all shards, as far as heard.
     pub fn live(&self, slot: SlotId) -> u64 {
         self.table.row(slot).live.sum().requests()

@@ -43,7 +43,7 @@ use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use crate::proto::config::expression::{self, Refused, Requested};
 use crate::proto::config::lb_config::{Comparator, Entry, LbConfig, Method, MethodSettings};
-use crate::proto::ids::{ShardId, Ticket};
+use crate::proto::ids::{BackendId, ShardId, Ticket};
 use crate::proto::message::{Message, Urgency};
 pub use flight::{Facts, Flight};
 use routing::Verdict;

@@ -371,6 +371,8 @@ impl Walk<'_> {
     /// The connection of an answer that goes nowhere serves again if the answer is all there.
     fn put_back(&self, backend: BackendId, reply: Reply) {
         let shard = &self.client.shard;
+        // It may be set for that connection.
+        self.client.timer.clear();
         let head = &self.desk.reply;
         let body = &reply.rx[head.head_len..];
         let mut reader = BodyReader::new(head.framing);

@@ -18,7 +18,7 @@
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
 //!    in the window with the least load, as above.
-//! 3. Else [`super::weighted_round_robin`] over all candidates.
+//! 3. Else [`super::weighted_round_robin`] over all candidates, or [`super::least_busy`] where the pool's `miss` says so.
 //!
 //! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
 //! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.

@@ -12,13 +12,14 @@
 
 use super::balance::{Balance, Takers};
 use super::kv_aware::{KvAware, Loads};
+use super::least_busy::LeastBusy;
 use super::least_connections::LeastConnections;
 use super::policy::{Affinity, Candidate, Choice, Policy};
 use super::sticky_session::{Member, StickySession, hash_name, owner};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
-use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules};
+use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules, Miss};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
 use crate::proto::message::{Sent, Tried};
@@ -58,6 +59,13 @@ impl RouteGroup {
     }
     pub fn live(&self) -> impl Iterator<Item = BackendId> {
         self.live.iter().map(|slot| self.candidates[*slot as usize])
+    }
+    /// What places a request for which the group's algorithm has no preference, or one that cannot be followed.
+    pub fn fallback(&self) -> Algorithm {
+        match (self.algorithm, self.kv.miss) {
+            (Algorithm::KvAware, Miss::LeastBusy) => Algorithm::LeastBusy,
+            (own, _) => own.fallback(),
+        }
     }
     /// O(candidates): off the request path only.
     fn slot(&self, id: BackendId) -> Option<u16> {
@@ -261,9 +269,11 @@ impl Router {
         }
         let whole = self.shown.len() == held.live.len();
         held.all_fit = whole;
+        // A kv-aware group comes here when no match is followed.
+        let by = if held.algorithm == Algorithm::KvAware { held.fallback() } else { held.algorithm };
         let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
-        let choice = match held.algorithm {
-            // A kv-aware group comes here when no match is followed.
+        let choice = match by {
+            Algorithm::LeastBusy => LeastBusy { balance: &held.balance }.choose(wheel, shown, whole),
             Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
                 WeightedRoundRobin.choose(wheel, shown, whole)
             }
@@ -417,7 +427,7 @@ impl Router {
         let dispatches = sent.dispatches.wrapping_sub(before.dispatches) as i64;
         let work_tokens = sent.work_tokens.wrapping_sub(before.work_tokens);
         *before = sent;
-        if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
+        if held.fallback() == Algorithm::WeightedRoundRobin {
             held.wheel.follow(slot, turns);
         }
         if dispatches < 0 {

@@ -61,9 +61,8 @@ pub struct Numbers {
     pub horizon: f64,
     /// Prompt tokens waiting that weigh as much as a request in flight.
     pub request_tokens: f64,
-    /// The same where requests without a useful match go to the least busy.
-    pub miss_request_tokens: f64,
-    /// 1: what a server holds of such a prompt is taken off its tokens. What the product does not do, to show why.
+    /// 1: what a server holds of a prompt without a useful match is taken off its tokens where the least busy gets it. What the product
+    /// does not do, to show why.
     pub miss_holds: f64,
 }
 
@@ -87,8 +86,7 @@ impl Default for Numbers {
             work_free: 0.03,
             work_free_tokens: 50_000.0,
             horizon: 8192.0,
-            request_tokens: 8192.0,
-            miss_request_tokens: 2048.0,
+            request_tokens: 4096.0,
             miss_holds: 0.0,
         }
     }
@@ -130,13 +128,12 @@ impl Numbers {
             "work_free_tokens" => &mut self.work_free_tokens,
             "horizon" => &mut self.horizon,
             "request_tokens" => &mut self.request_tokens,
-            "miss_request_tokens" => &mut self.miss_request_tokens,
             "miss_holds" => &mut self.miss_holds,
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
                      share_free_requests, share_prior, busy_price, immunity, ends_whole, work_price, work_free, \
-                     work_free_tokens, horizon, request_tokens, miss_request_tokens or miss_holds"
+                     work_free_tokens, horizon, request_tokens or miss_holds"
                 ));
             }
         };
@@ -236,13 +233,12 @@ impl KvRule {
         })
     }
 
+    /// Where a prompt goes that no match decides for.
     fn miss_least_busy(&self, matched: &[usize]) -> usize {
         let key = |server: usize| {
             let holds = self.numbers.miss_holds * (matched[server] as u64 * BLOCK_TOKENS) as f64;
-            let tokens = self.books.servers[server].prefill_tokens as f64 - holds;
-            // Not divided by the tokens of a request: 0 of them is a number to try.
-            let work = self.load(server) * self.numbers.miss_request_tokens + tokens;
-            (work, self.requests_over[server])
+            let held = if holds > 0.0 { holds / self.numbers.request_tokens } else { 0.0 };
+            (self.busy(server) - held, self.requests_over[server])
         };
         let less = |a: (f64, f64), b: (f64, f64)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1));
         (0..matched.len()).min_by(|&a, &b| less(key(a), key(b))).expect("there are servers")

@@ -495,7 +495,7 @@ fn the_dispatcher_decides_as_the_rule_says() {
             real_least.requests,
             rule_least.requests
         );
-        let requests_alone = Numbers { miss_request_tokens: 1e9, ..Numbers::default() };
+        let requests_alone = Numbers { request_tokens: 1e9, ..Numbers::default() };
         let others = [
             (RouterKind::KvRule, none, &real),
             (RouterKind::KvRule, uncapped, &real),

@@ -51,7 +51,7 @@ const BUSY_PRICE: f64 = 1.25;
 /// … and, for what does not go on where an earlier prompt ended, this many times the blocks to be computed.
 const IMMUNITY: f64 = 12.0;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
-const TOKENS_PER_REQUEST: f64 = 8192.0;
+pub(super) const TOKENS_PER_REQUEST: u32 = 4096;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -237,7 +237,7 @@ impl Scene<'_> {
     }
 
     fn key(&self, load: f64, candidate: &Candidate) -> Key {
-        let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+        let waiting = candidate.prefill_tokens as f64 / f64::from(TOKENS_PER_REQUEST);
         let over = self.policy.balance.of(candidate.slot).requests;
         (load + self.per_weight(waiting, candidate), over)
     }

@@ -1,7 +1,7 @@
 //! `least-busy`: where a kv-aware pool sends what no match decides for, if it is configured so.
 //!
 //! Formula: least `work / weight`, compared by cross-multiplication, where a server's work is the prompt tokens that are still to be
-//! computed there and [`REQUEST_TOKENS`] for each request in flight. Requests alone say too little: what a prompt waits for is the
+//! computed there and [`TOKENS_PER_REQUEST`] for each request in flight, as kv-aware weighs servers that match equally. Requests alone say too little: what a prompt waits for is the
 //! prompts before it, and one of them may be a hundred times as long as another. Tokens alone say too little too: not every prompt is read.
 //! What a server holds of the prompt itself does not count: a match that was judged not worth following would be followed all the same,
 //! and in an idle pool by every prompt that shares a head. Tie-break: the furthest below its fair share of requests ([`Balance`]), so that
@@ -12,13 +12,10 @@
 use std::cmp::Ordering;
 
 use super::balance::Balance;
+use super::kv_aware::TOKENS_PER_REQUEST;
 use super::policy::{Candidate, Choice, Policy};
 use super::wheel::Wheel;
 use crate::proto::backend::catalog::Algorithm;
-
-/// Prompt tokens waiting to be computed that weigh as much as one request in flight. With more, first tokens are later where engines
-/// queue; with fewer, servers that compute little gather requests and fall out of the window in which matches are followed.
-const REQUEST_TOKENS: u64 = 2048;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +32,7 @@ impl LeastBusy<'_> {
 }
 
 fn work(candidate: &Candidate) -> u64 {
-    (u64::from(candidate.in_flight) * REQUEST_TOKENS).saturating_add(candidate.prefill_tokens)
+    (u64::from(candidate.in_flight) * u64::from(TOKENS_PER_REQUEST)).saturating_add(candidate.prefill_tokens)
 }
 
 impl Policy for LeastBusy<'_> {
@@ -84,9 +81,9 @@ mod tests {
         };
         assert_eq!(of((5, 0), (4, 0)), 1, "fewer requests");
         assert_eq!(of((1, 40_000), (8, 0)), 1, "one long prompt outweighs eight that are answered");
-        assert_eq!(of((1, 10_000), (8, 0)), 0);
-        // Seven requests more weigh 7 × 2048 tokens.
-        assert_eq!((of((1, 14_335), (8, 0)), of((1, 14_337), (8, 0))), (0, 1));
+        assert_eq!(of((1, 20_000), (8, 0)), 0);
+        // Seven requests more weigh 7 × 4096 tokens.
+        assert_eq!((of((1, 28_671), (8, 0)), of((1, 28_673), (8, 0))), (0, 1));
     }
 
     #[test]

@@ -228,7 +228,7 @@ def comes_back(run: Any) -> str:
 @check("nothing is left in flight", needs_router=True)
 def quiet(run: Any) -> str:
     run.wait_idle()
-    for router in (run.router, run.pinned_router):
+    for router in (run.router, run.pinned_router, run.kv_router, run.sticky_router):
         busy = {name: server["in_flight"] for name, server in router.servers().items() if server["in_flight"]}
         require(not busy, "router %s still counts in flight: %s" % (router.name, busy))
         metrics = wire.call(router.admin_url, "GET", "/metrics").body.decode()

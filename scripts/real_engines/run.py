@@ -17,7 +17,7 @@ import httpx  # noqa: E402
 import openai  # noqa: E402
 
 # Importing them registers their checks, which run in this order: those that kill engines come last.
-from . import checks_openai, checks_anthropic, checks_cached, checks_stream, checks_faults  # noqa: E402, F401, I001
+from . import checks_openai, checks_anthropic, checks_cached, checks_stream, checks_kv, checks_faults  # noqa: E402, F401, I001
 from .prepare import tidy_on_signals  # noqa: E402
 from .processes import Engine, Processes, Router, StartError, build_ringway  # noqa: E402
 from .report import REGISTRY, Failed, run_checks, summary  # noqa: E402
@@ -31,7 +31,8 @@ class Run:
 
     `front`: base URL of what is under test over engines a and b; `pinned`: the same with a as the
     only engine of the chat model, and the embedding engine beside it; `direct`: engine a itself.
-    Without a router `front` and `pinned` are engine a.
+    Without a router `front` and `pinned` are engine a. `kv_router` and `sticky_router` are over
+    engines a and b too, with those algorithms.
     """
 
     model = MODEL
@@ -44,6 +45,9 @@ class Run:
         self.embed = Engine(processes, "embed", llama_server, model, EMBED_MODEL, slots=1, extra=("--embeddings", "--pooling", "mean"))
         self.router: Optional[Router] = None
         self.pinned_router: Optional[Router] = None
+        self.kv_router: Optional[Router] = None
+        self.sticky_router: Optional[Router] = None
+        self.ringway: Optional[Path] = None
         self.front = self.pinned = self.direct = self.a.url
         self.embed_front = self.embed.url
 
@@ -58,11 +62,18 @@ class Run:
     def start_routers(self, ringway: Path) -> None:
         self.router = Router(self.processes, "front", ringway, [self.a, self.b])
         self.pinned_router = Router(self.processes, "pinned", ringway, [self.a, self.embed])
-        self.router.wait_ready()
-        self.pinned_router.wait_ready()
+        self.kv_router = Router(self.processes, "kv", ringway, [self.a, self.b], ("--algorithm", "kv-aware"))
+        self.sticky_router = Router(self.processes, "sticky", ringway, [self.a, self.b], ("--algorithm", "sticky-session"))
+        self.ringway = ringway
+        for router in (self.router, self.pinned_router, self.kv_router, self.sticky_router):
+            router.wait_ready()
         self.front, self.pinned = self.router.url, self.pinned_router.url
         self.embed_front = self.pinned
-        print("starting ringway: %s (engines a, b), %s (engines a, embed)" % (self.front, self.pinned), flush=True)
+        print(
+            "starting ringway: %s (engines a, b), %s (engines a, embed), %s (a, b, kv-aware), %s (a, b, sticky-session)"
+            % (self.front, self.pinned, self.kv_router.url, self.sticky_router.url),
+            flush=True,
+        )
 
     # No retries anywhere: a failure that an SDK would retry away must show.
 

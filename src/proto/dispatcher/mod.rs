@@ -10,8 +10,8 @@
 //!
 //! *Invariant*: on a server with a ceiling no request runs without a permit, over all shards never more than the ceiling. Each
 //! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
-//! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
-//! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
+//! *Bound and cost*: [`Dispatcher::handle_request`] costs what the group's algorithm does ([`super::route::router`]), without
+//! allocation, hashing or message when a permit is at hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
 //! *Errors*: [`Rejection`]: `ModelNotFound`, `NoServerInTier`, `InputTooLong`, `NoHealthyServer`, `AtCapacity`, `QueueFull`,
 //! `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
@@ -113,6 +113,15 @@ pub enum Decision {
     /// An [`Event`] will answer that ticket, unless it is withdrawn first.
     Wait(Ticket),
     Reject(Rejection),
+}
+
+/// Whether a server can take a request: at home what the ledger says, elsewhere what this shard holds and believes. One rule for all
+/// that a shard's router is asked.
+fn room(home: Option<&Home>) -> impl Fn(BackendId, &Row) -> bool + '_ {
+    move |id, row| match home {
+        Some(home) => home.has_room(id, row),
+        None => row.believed_room(),
+    }
 }
 
 /// How a request left its server.
@@ -326,9 +335,9 @@ impl Dispatcher {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
         let affinity = wanted.affinity(&self.memory, &self.ends);
-        let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
+        let choice = self.router.pick(group, tried, affinity, &self.table, room(None));
         if let Some(choice) = choice {
-            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
+            self.router.note_request(group, choice.backend, &self.table, room(None));
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
                 return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
@@ -386,9 +395,7 @@ impl Dispatcher {
             }
         }
         if let Some(got) = got.filter(|got| choice.is_none_or(|choice| choice.backend != *got)) {
-            // What had room when something was picked last has nothing to do with it.
-            self.router.forget_fit(group);
-            self.router.note_request(group, got, &self.table, Row::believed_room);
+            self.router.note_request(group, got, &self.table, room(self.home.as_ref()));
         }
         let by = match choice {
             Some(choice) if got == Some(choice.backend) => choice.by,

@@ -36,7 +36,7 @@ fn work(candidate: &Candidate) -> u64 {
 }
 
 impl Policy for LeastBusy<'_> {
-    fn choose(&self, _: &mut Wheel, candidates: &mut [Candidate], _: bool) -> Choice {
+    fn choose(&self, _: &mut Wheel, candidates: &mut [Candidate]) -> Choice {
         let mut chosen = candidates[0];
         for candidate in &candidates[1..] {
             if self.compare(candidate, &chosen).is_lt() {
@@ -62,12 +62,12 @@ mod tests {
 
     fn balance(weights: &[u64]) -> Balance {
         let mut balance = Balance::new(weights.len());
-        balance.set_weights(weights.iter().copied());
+        balance.set_weights(weights);
         balance
     }
 
     fn chosen(balance: &Balance, candidates: &[Candidate]) -> u16 {
-        let choice = LeastBusy { balance }.choose(&mut Wheel::new(0), &mut candidates.to_vec(), true);
+        let choice = LeastBusy { balance }.choose(&mut Wheel::new(0), &mut candidates.to_vec());
         assert_eq!((choice.by, choice.turned), (Algorithm::LeastBusy, false));
         assert_eq!(choice.backend, BackendId(choice.slot));
         choice.slot
@@ -106,7 +106,7 @@ mod tests {
         for n in 1..=70 {
             let slot = chosen(&balance, &candidates);
             taken[slot as usize] += 1;
-            balance.note(slot, 1, 0, Takers::<std::iter::Empty<_>>::All);
+            balance.note(slot, 1, 0, Takers::Live);
             for (taken, weight) in taken.iter().zip(weights) {
                 let fair = f64::from(n) * weight as f64 / (7 * MILLION) as f64;
                 assert!((f64::from(*taken) - fair).abs() <= 1.5, "after {n}: {taken} of {fair}");

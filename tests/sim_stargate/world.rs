@@ -481,8 +481,11 @@ impl World {
     }
 }
 
+/// A cluster's name, its numbers, and its times in the queue by priority.
+type Agreed = (String, [u64; 7], Vec<(u32, u64)>);
+
 /// What all shards must agree on.
-fn figures(router: &mut TargetRouter, key: &str, model: &str) -> Vec<(String, [u64; 7], Vec<(u32, u64)>)> {
+fn figures(router: &mut TargetRouter, key: &str, model: &str) -> Vec<Agreed> {
     let clusters = router.clusters(key.as_bytes(), model.as_bytes());
     let of = |cluster: &ringway::proto::stargate::stats::Cluster| {
         let stats = &cluster.stats;

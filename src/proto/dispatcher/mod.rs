@@ -385,7 +385,8 @@ impl Dispatcher {
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
-        let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let held = self.router.group(group).expect("groups with requests exist");
+        let (algorithm, fallback) = (held.algorithm, held.fallback());
         let at_home = owner.is_some() && got == owner;
         if let Some(asked) = choice.map(|choice| choice.backend) {
             self.table.row_mut(asked).asked -= 1;
@@ -400,11 +401,11 @@ impl Dispatcher {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
                 self.router.undo(group, choice);
-                algorithm.fallback()
+                fallback
             }
             // Whichever server had room first; a session's own is its own.
             None if at_home => algorithm,
-            None => algorithm.fallback(),
+            None => fallback,
         };
         Some((group, since, by))
     }
@@ -483,7 +484,8 @@ impl Dispatcher {
         }
     }
 
-    /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
+    /// A message of another shard. `Connections`, `Socket` and those of the Stargate family are not for the
+    /// dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
             Message::Load { backend, load, changed } => {
@@ -526,6 +528,7 @@ impl Dispatcher {
             | Message::Adopt { .. } => {
                 self.message_at_home(now, from, message);
             }
+            Message::Live { .. } | Message::Since { .. } | Message::Sample { .. } => {}
             Message::Connections { .. } | Message::Socket { .. } => {}
         }
         self.note_full();
@@ -546,6 +549,8 @@ impl Dispatcher {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
             Update::Forget { backend } => self.handle_restart(now, *backend),
+            // Told for trusted listeners' targets.
+            Update::RoundTrip { .. } | Update::Reported { .. } | Update::Scraped { .. } => {}
             Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }

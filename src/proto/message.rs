@@ -7,6 +7,8 @@ use super::backend::table::Load;
 use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
+use super::stargate::layout::SlotId;
+use super::stargate::stats::{Reported, Scraped};
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 
@@ -117,6 +119,21 @@ pub enum Update {
     /// prefix blocks is void.
     Forget {
         backend: BackendId,
+    },
+    /// A health check of the server took that long.
+    RoundTrip {
+        backend: BackendId,
+        rtt_ns: u64,
+    },
+    /// A registration reports of one model.
+    Reported {
+        slot: SlotId,
+        reported: Box<Reported>,
+    },
+    /// What the engine's own metrics say of one model.
+    Scraped {
+        slot: SlotId,
+        scraped: Box<Scraped>,
     },
     /// Readiness changed: at least one server is routable.
     Ready(bool),

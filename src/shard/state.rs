@@ -378,6 +378,7 @@ impl Shard {
             }
             Update::Health { backend, up: false } => self.upstreams.forget(*backend),
             Update::Health { .. } | Update::Forget { .. } => {}
+            Update::RoundTrip { .. } | Update::Reported { .. } | Update::Scraped { .. } => {}
             Update::Ready(ready) => self.ready.set(*ready),
             Update::Phase(phase) => {
                 self.phase.set(*phase);

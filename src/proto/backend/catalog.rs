@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::proto::ids::{BackendId, GroupId, PoolId};
+use crate::proto::stargate::layout::Layout;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,6 +240,8 @@ pub struct Catalog {
     pub has_sticky_pools: bool,
     /// Some server has a [`Server::max_input_tokens`]: tokens are worth estimating.
     pub has_token_limits: bool,
+    /// What servers and registrations serve on trusted listeners.
+    pub stargate: Layout,
     /// The answer to `GET /v1/models`: union over live servers, JSON.
     pub models_body: Box<[u8]>,
 }

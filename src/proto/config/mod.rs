@@ -12,8 +12,10 @@
 //! *Source*: the configuration reference.
 
 mod build;
+pub mod expression;
 mod fault;
 mod keys;
+pub mod lb_config;
 mod live;
 mod overlay;
 mod pools;

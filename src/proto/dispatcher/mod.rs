@@ -546,6 +546,8 @@ impl Dispatcher {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
             Update::Forget { backend } => self.handle_restart(now, *backend),
+            // Told for trusted listeners' targets.
+            Update::RoundTrip { .. } | Update::Reported { .. } | Update::Scraped { .. } => {}
             Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }

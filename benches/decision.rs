@@ -124,6 +124,7 @@ impl Pool {
             kv_capacity_blocks: CAPACITY_BLOCKS,
             api_key: None,
             models: Some(Vec::new()),
+            registered: false,
             removed: false,
         };
         let pool = catalog::Pool {

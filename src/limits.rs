@@ -53,6 +53,16 @@ pub const EXPRESSION_PARAMETERS_MAX: usize = 32;
 pub const EXPRESSIONS_MAX: usize = 16 * 1024;
 /// Such an entry goes when no request came for it for so long.
 pub const EXPRESSION_IDLE_MS: u64 = 15 * 60 * 1000;
+/// Registrations that may be live at once; more are refused with 503.
+pub const REGISTRATIONS_MAX: usize = 4096;
+/// Models of one registration.
+pub const REGISTRATION_MODELS_MAX: usize = 256;
+/// Priorities for which one registration may report times in its queue, per model.
+pub const REGISTRATION_PRIORITIES_MAX: usize = 256;
+/// Body of one registration: all its models with every field.
+pub const REGISTRATION_BYTES_MAX: usize = 1 << 20;
+/// Slots of the Stargate family: pairs of a server and a model that ever were; a shard keeps about half a KiB for each.
+pub const SLOTS_MAX: usize = 64 * 1024;
 
 const _: () = assert!(BACKENDS_MAX <= u16::MAX as usize);
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);

@@ -8,6 +8,8 @@ use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
 use super::stargate::layout::SlotId;
+use super::stargate::live::{Since, Work};
+use super::stargate::notice::StargateNotice;
 use super::stargate::stats::{Reported, Scraped};
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
@@ -75,6 +77,12 @@ pub enum Message {
     Recall { backend: BackendId },
     /// From home: nobody waits for that server any more; free permits may be kept.
     Ease { backend: BackendId },
+    /// The sender's own requests of one priority in one slot of the Stargate family.
+    Live { slot: SlotId, priority: u32, work: Work },
+    /// Those of them that went out since the server's last report, and since its engine was last asked.
+    Since { slot: SlotId, priority: u32, since: Since },
+    /// An input rate, in tokens per second, that the sender measured in a slot; each counts once on every shard.
+    Sample { slot: SlotId, tps: f64 },
     /// A freshly accepted client socket, handed over with its descriptor.
     Socket { fd: i32, listener: u16 },
 }
@@ -209,6 +217,8 @@ pub enum Notice {
     Unbenched {
         backend: BackendId,
     },
+    /// Something to log of a request on a trusted listener.
+    Stargate(Box<StargateNotice>),
     /// Draining, and no request is left.
     Drained {
         shard: ShardId,

@@ -60,8 +60,18 @@ pub struct Server {
     pub api_key: Option<Box<str>>,
     /// Models served; `None` until the engine has answered, empty for "every model".
     pub models: Option<Vec<Box<str>>>,
-    /// Gone from the configuration; kept so that ids stay.
+    /// It has registered itself: only trusted listeners use it. It is in no pool, and no group, route or list of models of
+    /// other listeners knows it.
+    pub registered: bool,
+    /// Gone from the configuration, or no longer registered; kept so that ids stay.
     pub removed: bool,
+}
+
+impl Server {
+    /// Whether pools and untrusted listeners may use it.
+    pub const fn is_pooled(&self) -> bool {
+        !self.removed && !self.registered
+    }
 }
 
 /// The load-balancing algorithm of a pool.

@@ -72,6 +72,7 @@ impl ServerSettings {
             kv_capacity_blocks: pool.map_or(KV_CAPACITY_BLOCKS, |(_, pool)| pool.kv.capacity_blocks(None)),
             api_key: self.api_key.as_ref().map(|key| key.0.clone()),
             models: (!models.is_empty()).then_some(models),
+            registered: false,
             removed: false,
         }
     }

@@ -483,7 +483,8 @@ impl Dispatcher {
         }
     }
 
-    /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
+    /// A message of another shard. `Connections`, `Socket` and those of the Stargate family are not for the
+    /// dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
             Message::Load { backend, load, changed } => {
@@ -526,6 +527,7 @@ impl Dispatcher {
             | Message::Adopt { .. } => {
                 self.message_at_home(now, from, message);
             }
+            Message::Live { .. } | Message::Since { .. } | Message::Sample { .. } => {}
             Message::Connections { .. } | Message::Socket { .. } => {}
         }
         self.note_full();

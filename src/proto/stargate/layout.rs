@@ -20,6 +20,8 @@ impl SlotId {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slot {
     pub backend: BackendId,
+    /// The server's name: servers of a cluster take turns in its order.
+    pub server: Box<str>,
     /// Exact model id.
     pub model: Box<str>,
     /// Capacity domain; the server's name where nothing else is set. Never empty.

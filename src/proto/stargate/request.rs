@@ -12,6 +12,8 @@ pub struct Wish<'a> {
     pub arrived: Nanos,
     pub routing_key: &'a [u8],
     pub model: &'a [u8],
+    /// An embeddings request: its input rate is read off the response head, not off the first output.
+    pub embeddings: bool,
     /// `x-routing-method` as it came.
     pub method: Option<&'a [u8]>,
     pub input_tokens: u64,
@@ -70,7 +72,9 @@ pub struct Woken {
 /// What ended an attempt before an answer could be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setback<'a> {
-    /// No response head: connect failure, reset, timeout.
+    /// A fresh connection could not be made.
+    Connect,
+    /// No response head on a connection: reset, closed, timeout.
     Transport,
     /// A response head of status 429 or 503 that says or implies that the request may be tried elsewhere (section 5.5).
     Retryable { status: u16, reason: &'a [u8] },

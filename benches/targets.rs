@@ -4,8 +4,8 @@
 //! `scripts/bench-instructions --bench targets` counts each case under callgrind. Run without arguments (as `cargo test` does) each case
 //! goes some rounds, its result is checked and its allocations are counted: in the steady state there are none.
 
-#[path = "harness/counting.rs"]
-mod counting;
+#[path = "harness/allocations.rs"]
+mod allocations;
 mod harness;
 
 use std::collections::VecDeque;
@@ -171,9 +171,9 @@ fn main() {
             for (name, fresh, round) in CASES {
                 let mut bench = fresh();
                 (0..2000).for_each(|_| round(&mut bench));
-                let before = counting::allocations();
+                let before = allocations::count();
                 (0..50).for_each(|_| round(&mut bench));
-                let made = counting::allocations() - before;
+                let made = allocations::count() - before;
                 // Books of who waits are trees, whose nodes come and go.
                 assert!(made == 0 || name.starts_with("freed"), "{name}: {made} allocations in 50 rounds");
             }

@@ -362,12 +362,28 @@ impl Drop for Both {
 
 #[test]
 fn an_operator_can_take_a_registered_server_out_of_service() {
-    let (one, two) = (engine(), engine());
+    let gate = Gate::new();
+    let held = std::sync::Arc::clone(&gate);
+    let one = Engine::start(move |exchange| {
+        held.pass(seconds(20));
+        exchange.reply_ok()
+    });
+    let two = engine();
     let router = Gateway::new().start();
-    register(
-        &router,
-        &mut [Registration::new("a", &one, "m", idle()), Registration::new("b", &two, "m", idle())],
+    register(&router, &mut [Registration::new("a", &one, "m", idle())]);
+    let mut busy = router.client();
+    busy.send(&wish("m", &[]));
+    one.wait_requests(1);
+    Registration::new("b", &two, "m", idle()).renew(&router);
+    let early = router.admin_ask("POST", "/admin/v1/servers/a/drain?timeout_ms=200", "");
+    assert_eq!(
+        (&early.json()["idle"], &early.json()["in_flight"]),
+        (&json!(false), &json!(1)),
+        "{}",
+        early.text()
     );
+    gate.open();
+    assert_eq!(sid(&busy.response()), "a", "what runs is finished");
     let drained = router.admin_ask("POST", "/admin/v1/servers/a/drain", "");
     assert_eq!((drained.status, &drained.json()["idle"]), (200, &json!(true)), "{}", drained.text());
     wait_active(&router, "", "m", 1);

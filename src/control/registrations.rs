@@ -5,7 +5,8 @@
 //!
 //! *Invariant*: pure: no I/O and no clock; `now` is an argument. A live id has one holder. An id that comes back with the same URL and
 //! cluster is the same server as before, so that its counters and slots go on.
-//! *Bound and cost*: [`REGISTRATIONS_MAX`] live ids; O(log ids) per call.
+//! *Bound and cost*: [`REGISTRATIONS_MAX`] live ids, O(log ids) per call. An identity that was is remembered, as its server's number is
+//! never given to another: the caller bounds those.
 //! *Errors*: [`Refused`].
 //! *Source*: the configuration reference, admin API; the Stargate rules, section 8.2.
 
@@ -57,14 +58,17 @@ pub struct Served {
     pub reports_load: bool,
 }
 
+/// Id, URL and cluster.
+type Identity = (Box<str>, Box<str>, Box<str>);
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Registrations {
     live: BTreeMap<Box<str>, Registration>,
     /// Of the live ones, soonest first.
     expiries: BTreeSet<(Nanos, Box<str>)>,
-    /// Servers by id, URL and cluster, live or not.
-    servers: HashMap<(Box<str>, Box<str>, Box<str>), BackendId>,
+    /// All that ever were, live or not.
+    servers: HashMap<Identity, BackendId>,
     /// Keyed from the system's randomness.
     random: RandomState,
     leases: u64,

@@ -4,14 +4,15 @@
 //! back while the process runs. Label values are targets that some server serves or served, server names, algorithms, statuses, and
 //! retry reasons as the shards bound them; requests for targets that nobody ever served have empty labels.
 //! *Bound and cost*: O(targets × servers × shards) per page.
-//! *Source*: the Stargate rules, section 7. Its metrics of QUIC and TLS have no rows here: this version has neither.
+//! *Source*: the Stargate rules, section 7. What it counts of QUIC connections is counted of HTTP connections, under the same names; of
+//! TLS there is nothing to count in this version.
 
 use std::collections::BTreeMap;
 use std::fmt::Error;
 
 use super::metrics::{Buckets, Writer, seconds};
 use crate::proto::backend::catalog::Catalog;
-use crate::proto::report::ShardReport;
+use crate::proto::report::{LinkCounts, ShardReport};
 use crate::proto::stargate::figures::{
     AlgorithmFigures, AttemptResult, Histogram, PROXY_DURATION_NS, REPLAY_BYTES, ROUTING_DURATION_NS,
     TargetFigures,
@@ -54,6 +55,8 @@ pub struct Targets {
     pub targets: BTreeMap<Target, TargetSums>,
     /// Over all shards, each of which keeps its own.
     pub expression_cache_entries: u64,
+    /// By server name.
+    pub links: BTreeMap<Box<str>, LinkCounts>,
 }
 
 impl Targets {
@@ -63,6 +66,15 @@ impl Targets {
         let mut shards = 0;
         for report in reports.iter().flatten() {
             shards += 1;
+            for (server, figures) in catalog.servers.iter().zip(&report.servers) {
+                if figures.links != LinkCounts::default() {
+                    let sums = all.links.entry(server.name.clone()).or_default();
+                    sums.stale += figures.links.stale;
+                    sums.failed += figures.links.failed;
+                    sums.reconnects += figures.links.reconnects;
+                    sums.failed_reconnects += figures.links.failed_reconnects;
+                }
+            }
             let Some(figures) = &report.stargate else { continue };
             all.expression_cache_entries += figures.expression_cache_entries;
             for target in &figures.targets {
@@ -227,6 +239,7 @@ pub(super) fn encode(page: &mut Writer<'_>, prefix: &str, all: &Targets) -> Resu
         }),
     )?;
     encode_expressions(page, prefix, all)?;
+    encode_links(page, prefix, all)?;
     page.histograms(
         &name("proxy_replay_buffer_bytes"),
         "Bytes of the body kept for another attempt when an attempt ended.",
@@ -260,6 +273,29 @@ pub(super) fn encode(page: &mut Writer<'_>, prefix: &str, all: &Targets) -> Resu
         &name("routing_waiting_requests"),
         "Requests that wait for a route.",
         served().map(|(target, sums)| (labels(target, []), sums.waiting)),
+    )
+}
+
+fn encode_links(page: &mut Writer<'_>, prefix: &str, all: &Targets) -> Result<(), Error> {
+    let mut family = |name: &str, help, label, of: fn(&LinkCounts) -> [(&'static str, u64); 2]| {
+        let rows = all.links.iter().flat_map(|(server, links)| {
+            of(links).into_iter().filter(|(_, count)| *count > 0).map(move |(value, count)| {
+                ([("inference_server_id", server.to_string()), (label, value.to_owned())], count)
+            })
+        });
+        page.counters(&format!("{prefix}{name}"), help, rows)
+    };
+    family(
+        "quic_connection_evictions",
+        "Connections to servers that were dropped: closed by the server before a request went out, or because a request failed.",
+        "reason",
+        |links| [("stale_connection", links.stale), ("proxy_error", links.failed)],
+    )?;
+    family(
+        "quic_hot_path_reconnect",
+        "Fresh connections in place of such, while a request waited for them.",
+        "result",
+        |links| [("success", links.reconnects), ("error", links.failed_reconnects)],
     )
 }
 
@@ -366,6 +402,32 @@ mod tests {
 
     fn of(targets: Vec<TargetFigures>) -> StargateFigures {
         StargateFigures { targets, expression_cache_entries: 1 }
+    }
+
+    #[test]
+    fn what_happened_to_connections_stands_under_the_names_of_the_contract() {
+        let catalog =
+            Catalog { servers: vec![server("a", None, 1.0), server("b", None, 1.0)], ..Catalog::default() };
+        let links = LinkCounts { stale: 1, failed: 2, reconnects: 3, failed_reconnects: 0 };
+        let of_shard = |shard: u8| {
+            let mut report = ShardReport::new(ShardId(shard));
+            report.servers = vec![
+                crate::proto::report::ServerFigures::default(),
+                crate::proto::report::ServerFigures { links, ..Default::default() },
+            ];
+            Some(Box::new(report))
+        };
+        let mut figures = sample();
+        figures.targets = Targets::sum(&catalog, &[of_shard(0), None, of_shard(1)]);
+        let page = render(figures, Some("stargate_"), Format::Prometheus);
+        for line in [
+            r#"stargate_quic_connection_evictions_total{inference_server_id="b",reason="stale_connection"} 2"#,
+            r#"stargate_quic_connection_evictions_total{inference_server_id="b",reason="proxy_error"} 4"#,
+            r#"stargate_quic_hot_path_reconnect_total{inference_server_id="b",result="success"} 6"#,
+        ] {
+            assert!(page.lines().any(|found| found == line), "no line {line} on the page:\n{page}");
+        }
+        assert!(!page.contains(r#"inference_server_id="a""#) && !page.contains(r#"result="error""#));
     }
 
     #[test]

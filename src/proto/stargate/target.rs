@@ -22,6 +22,19 @@ use crate::clock::Nanos;
 use crate::proto::config::lb_config::{Entry, EntryId, MethodSettings, RendezvousWeight};
 use crate::proto::ids::{BackendId, Ticket};
 
+/// Spellings of methods that are told without reading them.
+const NAMED_MAX: usize = 8;
+
+/// Longer spellings are read each time.
+const NAMED_BYTES_MAX: usize = 64;
+
+/// A header value, `None` for no header, and what it came to.
+#[derive(Debug)]
+struct Named {
+    value: Option<Box<[u8]>>,
+    method: Rc<Method>,
+}
+
 /// The servers of a cluster, beside its figures.
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -85,6 +98,10 @@ pub struct Target {
     /// When the last advertisement ended.
     left: Option<Nanos>,
     methods: Vec<(EntryId, Rc<Method>)>,
+    /// What header values without parameters came to; `None`: no header. At most [`NAMED_MAX`].
+    named: Vec<Named>,
+    /// Requests that may queue at a cluster over its limit, by the most generous of the methods that somebody waited for.
+    pub max_queued: u64,
     pub counts: Counts,
     /// By time of arrival.
     pub waiting: BTreeSet<(Nanos, Ticket)>,
@@ -141,13 +158,27 @@ impl Target {
         }
     }
 
-    /// The configuration with that number, made of `entry` at its first use.
-    pub fn method(&mut self, id: EntryId, entry: &Entry) -> Rc<Method> {
-        if let Some((_, method)) = self.methods.iter().find(|(known, _)| *known == id) {
-            return method.clone();
+    /// What that header value came to before, if it was seen lately.
+    #[inline]
+    pub fn named(&self, value: Option<&[u8]>) -> Option<&Rc<Method>> {
+        self.named.iter().find(|named| named.value.as_deref() == value).map(|named| &named.method)
+    }
+
+    /// The configuration with that number, made of `entry` at its first use, for a header value that [`Target::named`] does not know.
+    pub fn method(&mut self, value: Option<&[u8]>, id: EntryId, entry: &Entry) -> Rc<Method> {
+        let known = self.methods.iter().find(|(known, _)| *known == id).map(|(_, method)| method.clone());
+        let method = known.unwrap_or_else(|| {
+            let (routing_key, model) = (self.routing_key.as_bytes(), self.model.as_bytes());
+            let method = Rc::new(Method::new(entry.clone(), routing_key, model));
+            self.methods.push((id, method.clone()));
+            method
+        });
+        if value.is_none_or(|value| value.len() <= NAMED_BYTES_MAX) {
+            if self.named.len() == NAMED_MAX {
+                self.named.remove(0);
+            }
+            self.named.push(Named { value: value.map(Box::from), method: method.clone() });
         }
-        let method = Rc::new(Method::new(entry.clone(), self.routing_key.as_bytes(), self.model.as_bytes()));
-        self.methods.push((id, method.clone()));
         method
     }
 
@@ -232,6 +263,8 @@ impl Target {
         let gone = was_active && self.groups.is_empty();
         if gone {
             self.methods.clear();
+            self.named.clear();
+            self.max_queued = 0;
         }
         gone
     }

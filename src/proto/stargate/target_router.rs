@@ -37,13 +37,13 @@ use super::retry::{RetryRules, Step};
 use super::stats::Stats;
 use super::table::SlotTable;
 use super::target::Target;
-use super::waiting::{RECHECK_MS, Waiting};
+use super::waiting::{RECHECK_MS, Waiting, max_queued};
 use super::{estimator, flight};
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use crate::proto::config::expression::{self, Refused, Requested};
 use crate::proto::config::lb_config::{Comparator, Entry, LbConfig, Method, MethodSettings};
-use crate::proto::ids::{ShardId, Ticket};
+use crate::proto::ids::{BackendId, ShardId, Ticket};
 use crate::proto::message::{Message, Urgency};
 pub use flight::{Facts, Flight};
 use routing::Verdict;
@@ -154,17 +154,22 @@ impl TargetRouter {
                 (method.entry.method(), Found::Method(method), Some(outcome))
             }
             value => {
-                let requested = value.map(requested).transpose().map_err(refusal)?;
-                let Some(id) = self.config.resolve(wish.model, requested) else {
-                    let method = requested.expect("the configured algorithm is available");
-                    return Err(refusal(Refused::unavailable(method)));
-                };
-                let entry = self.config.entry(id);
-                let found = match target {
-                    Some(at) => Found::Method(self.targets[at as usize].method(id, entry)),
-                    None => Found::Entry(entry),
-                };
-                (entry.method(), found, None)
+                let known = target.and_then(|at| self.targets[at as usize].named(value));
+                if let Some(method) = known {
+                    (method.entry.method(), Found::Method(method.clone()), None)
+                } else {
+                    let requested = value.map(requested).transpose().map_err(refusal)?;
+                    let Some(id) = self.config.resolve(wish.model, requested) else {
+                        let method = requested.expect("the configured algorithm is available");
+                        return Err(refusal(Refused::unavailable(method)));
+                    };
+                    let entry = self.config.entry(id);
+                    let found = match target {
+                        Some(at) => Found::Method(self.targets[at as usize].method(value, id, entry)),
+                        None => Found::Entry(entry),
+                    };
+                    (entry.method(), found, None)
+                }
             }
         };
         let entry = match &found {
@@ -237,7 +242,11 @@ impl TargetRouter {
                 let ticket = self.waiting.enter(index, due);
                 let state = self.flights.of_mut(index);
                 state.stage = Stage::Waiting(ticket);
-                self.targets[state.target as usize].waiting.insert((state.arrived, ticket));
+                let target = &mut self.targets[state.target as usize];
+                target.waiting.insert((state.arrived, ticket));
+                let method = state.method.as_ref();
+                let max_queued = method.map_or(u64::MAX, |method| max_queued(&method.entry));
+                target.max_queued = target.max_queued.max(max_queued);
                 Routed::Wait(ticket)
             }
         };

@@ -18,7 +18,7 @@ use super::request::{Dispatched, Refusal, Woken};
 use super::stats::Cluster;
 use crate::clock::Nanos;
 use crate::proto::admission::tickets::Tickets;
-use crate::proto::config::lb_config::{Entry, MethodSettings};
+use crate::proto::config::lb_config::{Entry, MethodSettings, WaitAndWiden};
 use crate::proto::ids::Ticket;
 
 /// Nobody waits for longer, in milliseconds since arrival.
@@ -103,29 +103,40 @@ pub fn limit(arrived: Nanos, max_wait_ms: Option<u64>) -> Nanos {
     arrived.plus_ms(max_wait_ms.unwrap_or(WAIT_MS_MAX).min(WAIT_MS_MAX))
 }
 
+/// How many requests may queue at a cluster over its limit, at most, for it to be chosen; `u64::MAX`: the limit does not matter.
+pub fn max_queued(entry: &Entry) -> u64 {
+    match &entry.method {
+        MethodSettings::WaitAndWiden(rules) => rules.widen.max_queued,
+        // Without bounds on queue times the first rank is chosen whatever its load.
+        MethodSettings::PulsarWaitAndWiden { widen, .. } if widen.queue_time_ms().is_none() => u64::MAX,
+        MethodSettings::PulsarWaitAndWiden { widen, fallback_max_queued, .. } => {
+            widen.max_queued.max(*fallback_max_queued)
+        }
+        _ => u64::MAX,
+    }
+}
+
 /// Whether a cluster that eased could take the request, by its figures; cheap, and true where only a choice can tell. Affinity has
 /// its own say, see `Balancer::concerns`.
 pub fn could_take(entry: &Entry, cluster: &Cluster, ask: &Ask<'_>) -> bool {
     let stats = &cluster.stats;
-    let (widen, max_queued) = match &entry.method {
+    let widen = match &entry.method {
         MethodSettings::Pulsar(pulsar) => {
             return !pulsar.consider_kv_free_tokens || kv_fits(&stats.kv, ask.input_tokens);
         }
-        MethodSettings::WaitAndWiden(rules) => (&rules.widen, rules.widen.max_queued),
-        MethodSettings::PulsarWaitAndWiden { pulsar, widen, fallback_max_queued, .. } => {
-            if pulsar.consider_kv_free_tokens && !kv_fits(&stats.kv, ask.input_tokens) {
-                return false;
-            }
-            if widen.queue_time_ms().is_none() {
-                // The first rank is chosen whatever its load.
-                return true;
-            }
-            (widen, widen.max_queued.max(*fallback_max_queued))
+        MethodSettings::PulsarWaitAndWiden { pulsar, .. }
+            if pulsar.consider_kv_free_tokens && !kv_fits(&stats.kv, ask.input_tokens) =>
+        {
+            return false;
         }
+        MethodSettings::WaitAndWiden(WaitAndWiden { widen, .. })
+        | MethodSettings::PulsarWaitAndWiden { widen, .. } => widen,
         MethodSettings::PowerOfN(_) | MethodSettings::RoundRobin | MethodSettings::Random => return true,
     };
-    if !has_capacity(stats, max_queued) {
-        return false;
+    match max_queued(entry) {
+        u64::MAX => return true,
+        max_queued if !has_capacity(stats, max_queued) => return false,
+        _ => {}
     }
     if ask.input_tokens > 0 && !widen.ignore_input_processing_time && !is_rate(stats.last_mean_input_tps) {
         return false;

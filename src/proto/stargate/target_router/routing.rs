@@ -3,6 +3,7 @@
 use std::ops::Bound;
 
 use super::super::balancer::{Ask, Choice, expected_queue_ms};
+use super::super::estimate::has_capacity;
 use super::super::figures::ROUTING_DURATION_NS;
 use super::super::flight::{NOBODY, Sent, Stage, State};
 use super::super::layout::SlotId;
@@ -236,6 +237,13 @@ impl TargetRouter {
         let mut last = Bound::Unbounded;
         loop {
             let target = &mut self.targets[at as usize];
+            target.refresh(&mut self.table, &self.flights, &mut self.scratch);
+            let room =
+                |cluster: &u32| has_capacity(&target.clusters[*cluster as usize].stats, target.max_queued);
+            if !all && !eased.iter().any(room) {
+                // What had eased is taken: it helps nobody else.
+                break;
+            }
             let Some(next) = target.waiting.range((last, Bound::Unbounded)).next().copied() else { break };
             last = Bound::Excluded(next);
             if all || self.may_use(now, next.1, at, &eased) {
@@ -249,7 +257,6 @@ impl TargetRouter {
     fn may_use(&mut self, now: Nanos, ticket: Ticket, at: u32, eased: &[u32]) -> bool {
         let Some((index, false)) = self.waiting.find(ticket) else { return false };
         let target = &mut self.targets[at as usize];
-        target.refresh(&mut self.table, &self.flights, &mut self.scratch);
         let state = self.flights.of(index);
         let Some(method) = &state.method else { return true };
         self.excluded.clear();

@@ -39,6 +39,9 @@ impl Errand for Placed<'_> {
 
     fn begin(&mut self, client: &Client, desk: &mut Desk, first: &[u8]) {
         let shard = &client.shard;
+        if self.asked.measured {
+            self.held.answered(desk.reply.status, desk.reply.is_event_stream, self.asked.reads_to_head);
+        }
         let group = self.asked.group;
         reply::push_lines(&mut desk.lines, &shard.faces.borrow(), group, &self.placement, self.known);
         if self.asked.wants_usage(&shard.catalog.borrow()) && desk.reply.content_encoding.is_none() {

@@ -373,7 +373,8 @@ fn two_routers_make_the_same_affinity_choices() {
                         let mut client = router.client();
                         (part * KEYS / CLIENTS..(part + 1) * KEYS / CLIENTS)
                             .map(|key| {
-                                client.send(&wish("m", &[("x-cache-affinity-key", &format!("session-{key}"))]));
+                                client
+                                    .send(&wish("m", &[("x-cache-affinity-key", &format!("session-{key}"))]));
                                 sid(&client.response())
                             })
                             .collect()

@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use ringway::clock::Nanos;
 use ringway::proto::admission::ledger::LeaseRules;
 use ringway::proto::backend::catalog::{Algorithm, Catalog, RoutingMode};
+use ringway::proto::config::lb_config::Method;
 use ringway::proto::dispatcher::{
     Decision, Dispatcher, DispatcherOptions, Event, Input, Outcome, Placement, Wanted,
 };
-use ringway::proto::config::lb_config::Method;
 use ringway::proto::error::Rejection;
 use ringway::proto::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use ringway::proto::message::{Message, Tried, Update, Urgency};

@@ -106,8 +106,9 @@ impl Algorithm {
     pub const fn fallback(self) -> Algorithm {
         match self {
             Algorithm::KvAware => Algorithm::WeightedRoundRobin,
-            Algorithm::StickySession
-            | Algorithm::Stargate(Method::Pulsar | Method::PulsarWaitAndWiden) => Algorithm::LeastConnections,
+            Algorithm::StickySession | Algorithm::Stargate(Method::Pulsar | Method::PulsarWaitAndWiden) => {
+                Algorithm::LeastConnections
+            }
             own => own,
         }
     }

@@ -405,7 +405,8 @@ mod tests {
     fn peers_are_the_sum_of_what_each_said_last() {
         let mut table = BackendTable::new(3);
         let id = BackendId(2);
-        let load = |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, prefilling: 1, narrowed: -1 };
+        let load =
+            |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, prefilling: 1, narrowed: -1 };
         table.hear(ShardId(1), id, load(4, 100));
         table.hear(ShardId(2), id, load(3, 30));
         table.hear(ShardId(1), id, load(1, 20));

@@ -104,8 +104,13 @@ mod tests {
         let id = AffinityId([0x00, 0x1f, 2, 3, 4, 5, 6, 7, 0x80, 9, 10, 11, 12, 13, 14, 0xff]);
         assert_eq!(value(id), "rw-001f02030405060780090a0b0c0d0eff");
         assert_eq!(AffinityId::of_value(value(id).as_bytes()), Some(id));
-        for other in ["", "rw-", "rw-001f", "RW-001f02030405060780090a0b0c0d0eff", "rw-001F02030405060780090a0b0c0d0eff"]
-        {
+        for other in [
+            "",
+            "rw-",
+            "rw-001f",
+            "RW-001f02030405060780090a0b0c0d0eff",
+            "rw-001F02030405060780090a0b0c0d0eff",
+        ] {
             assert_eq!(AffinityId::of_value(other.as_bytes()), None, "{other}");
         }
         assert_eq!(AffinityId::of_value(b"rw-001f02030405060780090a0b0c0d0eff0"), None);

@@ -121,9 +121,13 @@ impl CallerRules {
     fn affinity_of(&self, kind: &Kind, text: &[u8]) -> AffinityId {
         let (word, affinity) = (kind.word(), b"affinity\0");
         let digest = match &self.secret {
-            Some(keyed) => {
-                keyed.clone().chain_update(affinity).chain_update(word).chain_update(text).finalize().into_bytes()
-            }
+            Some(keyed) => keyed
+                .clone()
+                .chain_update(affinity)
+                .chain_update(word)
+                .chain_update(text)
+                .finalize()
+                .into_bytes(),
             None => Sha256::new().chain_update(affinity).chain_update(word).chain_update(text).finalize(),
         };
         AffinityId::new(digest[..16].try_into().expect("digests have 32 bytes"))

@@ -435,7 +435,9 @@ impl Settings {
                     let named = !server.cluster_id.is_empty() || server.input_tps > 0.0;
                     let idle = match (measured, server.routing_keys.is_empty()) {
                         (true, false) => "routing_keys has",
-                        (false, keyless) if named || !keyless => "cluster_id, routing_keys and input_tps have",
+                        (false, keyless) if named || !keyless => {
+                            "cluster_id, routing_keys and input_tps have"
+                        }
                         _ => continue,
                     };
                     warnings.push(format!(

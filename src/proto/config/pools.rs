@@ -181,7 +181,9 @@ impl PoolSettings {
 fn read_algorithm(keys: &mut Keys<'_>) -> (Algorithm, Option<Entry>) {
     let algorithm = match keys.raw("algorithm") {
         Some(toml::Value::Table(table)) => {
-            let Some(mut inside) = keys.table("algorithm") else { return (Algorithm::WeightedRoundRobin, None) };
+            let Some(mut inside) = keys.table("algorithm") else {
+                return (Algorithm::WeightedRoundRobin, None);
+            };
             if !table.contains_key("name") {
                 let known: Vec<&str> = Algorithm::WORDS.iter().map(|(name, _)| *name).collect();
                 inside.fault("name", format!("expected {}", list(&known)));

@@ -37,12 +37,12 @@ use super::error::Rejection;
 use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
 use super::report::{CLIENTS_SHOWN_MAX, ShardReport};
+pub use super::route::chooser::Input;
 use super::route::policy::{Affinity, Choice};
 use super::route::router::Router;
 use crate::clock::Nanos;
 use crate::limits::SHARDS_MAX;
 use home::Home;
-pub use super::route::chooser::Input;
 pub use prompts::{Belief, Prompted};
 
 /// What a dispatcher is told once.
@@ -230,7 +230,11 @@ impl Dispatcher {
             catalog: Box::default(),
             groups_current: Vec::new(),
             table: BackendTable::new(shards),
-            router: Router::new(shards, options.wheel_phase.unwrap_or(me.0.into()), options.seed ^ u64::from(me.0)),
+            router: Router::new(
+                shards,
+                options.wheel_phase.unwrap_or(me.0.into()),
+                options.seed ^ u64::from(me.0),
+            ),
             home: (me == ShardId::HOME).then(|| Home::new(shards, options.lease_rules)),
             waiting: Tickets::default(),
             deadlines: BTreeSet::new(),
@@ -499,7 +503,9 @@ impl Dispatcher {
                 self.lag_ns[from.index()] = now.since(changed);
             }
             Message::Sent { group, backend, sent } => self.router.hear(from, group, backend, sent),
-            Message::Rate { backend, rate } => self.table.rate(backend, |rates| rates.hear(from, backend, rate)),
+            Message::Rate { backend, rate } => {
+                self.table.rate(backend, |rates| rates.hear(from, backend, rate))
+            }
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };

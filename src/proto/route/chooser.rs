@@ -134,8 +134,12 @@ impl Chooser {
 
     /// Who is live from now on. Nobody of them has room until [`Chooser::see`] says so.
     pub fn set_live(&mut self, live: &[u16]) {
-        let old: Vec<(Box<str>, u64)> =
-            self.clusters.drain(..).map(|cluster| cluster.id).zip(self.crews.drain(..).map(|c| c.turn)).collect();
+        let old: Vec<(Box<str>, u64)> = self
+            .clusters
+            .drain(..)
+            .map(|cluster| cluster.id)
+            .zip(self.crews.drain(..).map(|c| c.turn))
+            .collect();
         for seat in &mut self.seats {
             (seat.cluster, seat.now) = (NOWHERE, Figures::default());
         }
@@ -287,10 +291,12 @@ impl Chooser {
     /// A number that grows when clusters come or go, or what weights are made of changes.
     fn version(&self) -> u64 {
         match &self.entry.method {
-            MethodSettings::Pulsar(pulsar) | MethodSettings::PulsarWaitAndWiden { pulsar, .. } => match pulsar.weight {
-                RendezvousWeight::MaxInputTps => self.versions.greatest,
-                RendezvousWeight::LastMeanInputTps => self.versions.mean,
-            },
+            MethodSettings::Pulsar(pulsar) | MethodSettings::PulsarWaitAndWiden { pulsar, .. } => {
+                match pulsar.weight {
+                    RendezvousWeight::MaxInputTps => self.versions.greatest,
+                    RendezvousWeight::LastMeanInputTps => self.versions.mean,
+                }
+            }
             _ => self.versions.members,
         }
     }
@@ -302,12 +308,7 @@ impl Chooser {
 
     /// The seat that a request gets: with room, and not among `tried`. `None`: the algorithm has no choice. After
     /// [`Chooser::settle`].
-    pub fn choose(
-        &mut self,
-        input: Input<'_>,
-        tried: &[u16],
-        rng: &mut Rng,
-    ) -> Option<u16> {
+    pub fn choose(&mut self, input: Input<'_>, tried: &[u16], rng: &mut Rng) -> Option<u16> {
         if self.shut_count == self.clusters.len() || input.affinity_key.is_empty() && self.needs_key() {
             return None;
         }

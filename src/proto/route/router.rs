@@ -120,7 +120,9 @@ impl RouteGroup {
         groups_of: &[Vec<(GroupId, u16)>],
         room: &impl Fn(BackendId, &Row) -> bool,
     ) {
-        self.each_change(id, table, groups_of, |group, slot, backend, row| group.see(slot, backend, row, room));
+        self.each_change(id, table, groups_of, |group, slot, backend, row| {
+            group.see(slot, backend, row, room)
+        });
         debug_assert!(self.live.iter().all(|slot| {
             let backend = self.candidates[*slot as usize];
             let row = table.row(backend);

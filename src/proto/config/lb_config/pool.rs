@@ -170,7 +170,10 @@ mod tests {
         );
         let (_, faults) = read("name = \"random\"\nrequest_algorithms = {}\nsample_count = 2");
         assert_eq!(faults.len(), 2);
-        assert!(faults.iter().all(|fault| fault.ends_with("expected no setting: random has none")), "{faults:?}");
+        assert!(
+            faults.iter().all(|fault| fault.ends_with("expected no setting: random has none")),
+            "{faults:?}"
+        );
         let (_, faults) = read("name = \"wait-and-widen\"\nn = [2]\nseed = 7\ncomparator = \"tftt\"");
         assert_eq!(faults.len(), 3, "{faults:?}");
     }

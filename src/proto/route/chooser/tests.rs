@@ -95,7 +95,8 @@ fn unknown_rates_are_the_weights_scaled_as_the_known_ones_are() {
     let all = |group: &Group| (0..3).map(|at| stats(group, at)).collect::<Vec<_>>();
     let close = |got: Vec<(f64, f64)>, expected: [(f64, f64); 3]| {
         let apart = |(a, b): (f64, f64)| (a - b).abs() > 1e-9 * b;
-        let wrong = got.iter().zip(expected).any(|(got, want)| apart((got.0, want.0)) || apart((got.1, want.1)));
+        let wrong =
+            got.iter().zip(expected).any(|(got, want)| apart((got.0, want.0)) || apart((got.1, want.1)));
         assert!(!wrong, "{got:?} instead of {expected:?}");
     };
     close(all(&group), [(1000.0, 1000.0), (2000.0, 2000.0), (500.0, 500.0)]);
@@ -172,8 +173,15 @@ fn turns_go_on_when_servers_come_and_go() {
 
 #[test]
 fn what_was_followed_change_by_change_is_what_a_fresh_look_finds() {
-    let seats =
-        [("a", 1.0, 2), ("b", 0.5, 1), ("a", 1.0, 3), ("c", 2.0, 0), ("d", 1.0, 1), ("e", 3.0, 4), ("d", 1.0, 2)];
+    let seats = [
+        ("a", 1.0, 2),
+        ("b", 0.5, 1),
+        ("a", 1.0, 3),
+        ("c", 2.0, 0),
+        ("d", 1.0, 1),
+        ("e", 3.0, 4),
+        ("d", 1.0, 2),
+    ];
     let mut power = Entry::new(Method::PowerOfN);
     let MethodSettings::PowerOfN(rules) = &mut power.method else { unreachable!() };
     // All are compared, so that the choice can be checked.

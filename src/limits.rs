@@ -60,7 +60,7 @@ pub const REGISTRATION_MODELS_MAX: usize = 256;
 /// Priorities for which one registration may report times in its queue, per model.
 pub const REGISTRATION_PRIORITIES_MAX: usize = 256;
 /// Body of one registration: all its models with every field.
-pub const REGISTRATION_BYTES_MAX: usize = 1 << 20;
+pub const REGISTRATION_BYTES_MAX: usize = 512 << 10;
 /// Slots of the Stargate family: pairs of a server and a model that ever were; a shard keeps about half a KiB for each.
 pub const SLOTS_MAX: usize = 64 * 1024;
 

@@ -18,6 +18,7 @@ use tracing::{debug, warn};
 
 use super::Shared;
 use super::port::Port;
+use crate::limits::REGISTRATIONS_MAX;
 use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, RequestHead, parse_request};
 use crate::runtime;
 
@@ -28,7 +29,7 @@ mod show;
 
 pub use page::Answer;
 
-/// Connections at once.
+/// Connections at once; where servers may register, each of them may keep one more.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Size of a request head.
 pub const HEAD_BYTES_MAX: u32 = 16 << 10;
@@ -62,12 +63,16 @@ pub fn serve<P: Port + 'static>(
     runtime::adapt(&listener)?;
     let listener = monoio::net::TcpListener::from_std(listener)?;
     let open = Rc::new(());
+    let connections_max = match face {
+        Face::Admin if shared.options.trusted.is_some() => CONNECTIONS_MAX + REGISTRATIONS_MAX,
+        Face::Admin | Face::Metrics => CONNECTIONS_MAX,
+    };
     Ok(async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     // One count is the loop's own.
-                    let busy = Rc::strong_count(&open) > CONNECTIONS_MAX;
+                    let busy = Rc::strong_count(&open) > connections_max;
                     let (shared, open) = (shared.clone(), open.clone());
                     monoio::spawn(async move {
                         if let Err(failure) = converse(&shared, stream, face, busy).await {

@@ -435,7 +435,7 @@ impl World {
         let key = [1 + (index % 5) as u8];
         let affinity_key = if index.is_multiple_of(7) { &[][..] } else { &key };
         let input = Input { tokens: Self::tokens(index), affinity_key };
-        let session = (index % 7 > 0).then_some(index as u64 % 5);
+        let session = (!index.is_multiple_of(7)).then_some(index as u64 % 5);
         let wanted = Wanted { tried, session, input, ..Wanted::default() };
         match self.shards[shard].handle_request(self.now, group, &wanted) {
             Decision::Dispatch(placement) => {

@@ -347,13 +347,14 @@ impl World {
     fn turn(&mut self, flush: bool) {
         let now = self.now;
         for shard in 0..self.shards.len() {
+            // Who went on meanwhile went on with the reports that were known then.
+            self.fetch(shard);
             while self.updates[shard].front().is_some_and(|(due, _)| *due <= now) {
                 let (_, update) = self.updates[shard].pop_front().expect("just seen");
                 if let Update::Reported { slot, .. } = &*update {
                     self.handled[shard][slot.index()] += 1;
                 }
                 self.shards[shard].handle_update(now, &update);
-                // Who went on went on with the reports of this very moment.
                 self.fetch(shard);
             }
             for from in 0..self.shards.len() {
@@ -480,8 +481,11 @@ impl World {
     }
 }
 
+/// A cluster's name, its numbers, and its times in the queue by priority.
+type Agreed = (String, [u64; 7], Vec<(u32, u64)>);
+
 /// What all shards must agree on.
-fn figures(router: &mut TargetRouter, key: &str, model: &str) -> Vec<(String, [u64; 7], Vec<(u32, u64)>)> {
+fn figures(router: &mut TargetRouter, key: &str, model: &str) -> Vec<Agreed> {
     let clusters = router.clusters(key.as_bytes(), model.as_bytes());
     let of = |cluster: &ringway::proto::stargate::stats::Cluster| {
         let stats = &cluster.stats;

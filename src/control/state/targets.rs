@@ -184,9 +184,9 @@ impl<P: Port> State<P> {
                 self.changed = true;
                 watch = Some(self.life(backend));
                 info!(
-                    inference_server_id = id,
+                    inference_server_id = %id,
                     inference_server_url = %snapshot.url,
-                    cluster_id = cluster_of(id, &snapshot),
+                    cluster_id = %cluster_of(id, &snapshot),
                     routing_key = %snapshot.routing_key,
                     models = snapshot.models.len(),
                     "register inference servers stream opened"
@@ -231,7 +231,7 @@ impl<P: Port> State<P> {
     fn close_registration(&mut self, id: &str, why: &str) {
         let Some(held) = self.targets.registrations.close(id) else { return };
         info!(
-            inference_server_id = id,
+            inference_server_id = %id,
             inference_server_url = %held.url,
             "register inference servers stream closed: {why}"
         );

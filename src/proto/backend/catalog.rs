@@ -88,6 +88,8 @@ pub enum Algorithm {
     KvAware,
     /// One of Stargate's, with the pool's [`Pool::entry`].
     Stargate(Method),
+    /// No pool's own: where a kv-aware pool sends what no match decides for, if it has [`Miss::LeastBusy`].
+    LeastBusy,
 }
 
 impl Algorithm {
@@ -99,10 +101,11 @@ impl Algorithm {
             Algorithm::StickySession => "sticky-session",
             Algorithm::KvAware => "kv-aware",
             Algorithm::Stargate(method) => method.name(),
+            Algorithm::LeastBusy => "least-busy",
         }
     }
 
-    /// What decides where this algorithm has no preference, or it cannot be followed.
+    /// What decides where this algorithm has no preference, or it cannot be followed; see [`KvRules::miss`] too.
     pub const fn fallback(self) -> Algorithm {
         match self {
             Algorithm::KvAware => Algorithm::WeightedRoundRobin,
@@ -130,6 +133,15 @@ pub const KV_CAPACITY_BLOCKS: u32 = 65_536;
 /// Most prefix blocks that one server may be taken to hold.
 pub const KV_CAPACITY_BLOCKS_MAX: u32 = 16 << 20;
 
+/// Where a kv-aware pool sends what no match decides for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// In proportion to weight, as if the pool were a weighted-round-robin one.
+    WeightedRoundRobin,
+    /// Where the least prompt work waits and the fewest requests run, relative to weight.
+    LeastBusy,
+}
+
 /// How a kv-aware pool matches prompts. The Lifeboat rules, section 5.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvRules {
@@ -143,6 +155,8 @@ pub struct KvRules {
     pub affinity_slack_rel: f64,
     /// Blocks per server where its engine does not say; 0: [`KV_CAPACITY_BLOCKS`].
     pub kv_capacity_blocks: u32,
+    /// Where requests without a match worth following go.
+    pub miss: Miss,
 }
 
 impl Default for KvRules {
@@ -153,6 +167,7 @@ impl Default for KvRules {
             affinity_slack_abs: 12.0,
             affinity_slack_rel: 1.0,
             kv_capacity_blocks: 0,
+            miss: Miss::WeightedRoundRobin,
         }
     }
 }

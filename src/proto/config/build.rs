@@ -46,6 +46,7 @@ impl PoolSettings {
                 affinity_slack_abs: self.kv.affinity_slack_abs,
                 affinity_slack_rel: self.kv.affinity_slack_rel,
                 kv_capacity_blocks: self.kv.kv_capacity_blocks,
+                miss: self.kv.miss,
             },
             entry: self.entry.clone().map(Box::new),
         }

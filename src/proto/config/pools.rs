@@ -8,7 +8,7 @@ use super::keys::{Keys, Value, Word, list};
 use super::lb_config::{self, Entry, Method};
 use super::sections::{EngineMetrics, Kv, MS_MAX};
 use super::url::{ServerUrl, without_credentials};
-use crate::proto::backend::catalog::{Algorithm, RoutingMode};
+use crate::proto::backend::catalog::{Algorithm, Miss, RoutingMode};
 use crate::proto::backend::grouping::{MIXED, QUEUE_SIZE, QUEUE_TIMEOUT_MS};
 
 /// A pool, its servers included.
@@ -119,6 +119,24 @@ impl Value for Algorithm {
     }
     fn write(&self) -> toml::Value {
         toml::Value::String(self.name().to_owned())
+    }
+}
+
+impl Word for Miss {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Algorithm::WeightedRoundRobin.name(), Miss::WeightedRoundRobin),
+        (Algorithm::LeastBusy.name(), Miss::LeastBusy),
+    ];
+}
+
+impl Value for Miss {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        super::keys::word(raw.as_str().unwrap_or(""))
+    }
+    fn write(&self) -> toml::Value {
+        let (name, _) = Self::WORDS.iter().find(|(_, miss)| miss == self).expect("every miss has its word");
+        toml::Value::String((*name).to_owned())
     }
 }
 

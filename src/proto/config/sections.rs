@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::keys::{Keys, Value, Word, word};
 use super::print::Table;
-use crate::proto::backend::catalog::KV_CAPACITY_BLOCKS_MAX;
+use crate::proto::backend::catalog::{KV_CAPACITY_BLOCKS_MAX, Miss};
 
 /// Longest time that a key may name: a week.
 pub(super) const MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
@@ -208,6 +208,8 @@ section! {
         affinity_slack_rel: f64 = 1.0, 0.0..=1e6;
         /// Blocks per server where its engine does not say; 0: the engine's, else a default.
         kv_capacity_blocks: u32 = 0, 0..=KV_CAPACITY_BLOCKS_MAX;
+        /// Where requests without a match worth following go.
+        miss: Miss = Miss::WeightedRoundRobin, ();
     }
     later {}
 }

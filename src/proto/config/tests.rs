@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::keys::Word;
 use super::*;
-use crate::proto::backend::catalog::{Address, Algorithm, KvRules, RoutingMode};
+use crate::proto::backend::catalog::{Address, Algorithm, KvRules, Miss, RoutingMode};
 
 fn parse(text: &str) -> Result<Settings, Faults> {
     Settings::parse(text, Path::new("/etc/ringway"), &[])
@@ -125,6 +125,7 @@ min_match_blocks = 2
 affinity_slack_abs = 12.0
 affinity_slack_rel = 1.0
 kv_capacity_blocks = 0
+miss = "weighted-round-robin"
 [[pool.server]]
 name = "gpu0"
 url = "http://10.0.0.10:8000"
@@ -484,7 +485,7 @@ fn a_faulty_url_hides_no_other_fault() {
 fn a_pool_says_how_it_matches_prompts() {
     let text = format!(
         "[[pool]]\nname = \"p\"\nalgorithm = \"kv-aware\"\n[pool.kv]\nblock_bytes = 512\nmin_match_blocks = 1\n\
-         affinity_slack_abs = 0\naffinity_slack_rel = 0.5\nkv_capacity_blocks = 77\n[[pool.server]]\n\
+         affinity_slack_abs = 0\naffinity_slack_rel = 0.5\nkv_capacity_blocks = 77\nmiss = \"least-busy\"\n[[pool.server]]\n\
          url = \"http://h:1\"\n{SERVER}"
     );
     let settings = parse(&text).unwrap();
@@ -496,6 +497,7 @@ fn a_pool_says_how_it_matches_prompts() {
         affinity_slack_abs: 0.0,
         affinity_slack_rel: 0.5,
         kv_capacity_blocks: 77,
+        miss: Miss::LeastBusy,
     };
     assert_eq!((catalog.pools[0].algorithm, catalog.pools[0].kv), (Algorithm::KvAware, kv));
     assert_eq!(catalog.servers[0].kv_capacity_blocks, 77);
@@ -505,7 +507,7 @@ fn a_pool_says_how_it_matches_prompts() {
     let kv_faults = |keys: &str| faults_with_server(&format!("[[pool]]\n[pool.kv]\n{keys}"));
     assert_eq!(
         kv_faults(
-            "block_bytes = 63\nmin_match_blocks = 0\naffinity_slack_abs = -1\naffinity_slack_rel = nan\nkv_capacity_blocks = 16777217\nblock_byte = 1"
+            "block_bytes = 63\nmin_match_blocks = 0\naffinity_slack_abs = -1\naffinity_slack_rel = nan\nkv_capacity_blocks = 16777217\nblock_byte = 1\nmiss = \"least-connections\""
         ),
         [
             "pool[0].kv.block_bytes: 63: expected a whole number from 64 to 65536",
@@ -513,6 +515,7 @@ fn a_pool_says_how_it_matches_prompts() {
             "pool[0].kv.affinity_slack_abs: -1: expected a finite number from 0 to 1000000",
             "pool[0].kv.affinity_slack_rel: nan: expected a finite number from 0 to 1000000",
             "pool[0].kv.kv_capacity_blocks: 16777217: expected a whole number from 0 to 16777216",
+            "pool[0].kv.miss: \"least-connections\": expected \"weighted-round-robin\" or \"least-busy\"",
             "pool[0].kv.block_byte: 1: unknown key; nearest known key: \"block_bytes\"",
         ]
     );
@@ -950,13 +953,10 @@ fn servers(from: usize, least: usize) -> impl Strategy<Value = Vec<ServerSetting
 
 fn pool_settings(index: usize) -> impl Strategy<Value = PoolSettings> {
     let algorithm = (0..Algorithm::WORDS.len()).prop_map(|i| Algorithm::WORDS[i].1);
-    let kv = (64..=65_536_u32, 1..=1_000_000_u32, 0.0..1e6_f64, 0..=16_777_216_u32);
-    let kv = kv.prop_map(|(block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks)| Kv {
-        block_bytes,
-        min_match_blocks,
-        affinity_slack_abs,
-        kv_capacity_blocks,
-        ..Kv::default()
+    let miss = prop_oneof![Just(Miss::WeightedRoundRobin), Just(Miss::LeastBusy)];
+    let kv = (64..=65_536_u32, 1..=1_000_000_u32, 0.0..1e6_f64, 0..=16_777_216_u32, miss);
+    let kv = kv.prop_map(|(block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks, miss)| {
+        Kv { block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks, miss, ..Kv::default() }
     });
     let mode = prop_oneof![Just(RoutingMode::Queue), Just(RoutingMode::Reject), Just(RoutingMode::Unlimited)];
     (algorithm, mode, 0..=1_000_000_u32, 1..=sections::MS_MAX, kv, servers(100 * index, 0)).prop_map(

@@ -395,7 +395,8 @@ impl Dispatcher {
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
-        let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let held = self.router.group(group).expect("groups with requests exist");
+        let (algorithm, fallback) = (held.algorithm, held.fallback());
         let at_home = home.zip(got).is_some_and(|(home, got)| self.router.is_home(group, home, got));
         if let Some(asked) = choice.map(|choice| choice.backend) {
             self.table.row_mut(asked).asked -= 1;
@@ -410,11 +411,11 @@ impl Dispatcher {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
                 self.router.undo(group, choice);
-                algorithm.fallback()
+                fallback
             }
             // Whichever server had room first; where it belongs it is at home.
             None if at_home => algorithm,
-            None => algorithm.fallback(),
+            None => fallback,
         };
         Some((group, since, by))
     }

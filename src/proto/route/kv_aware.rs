@@ -18,7 +18,7 @@
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
 //!    in the window with the least load, as above.
-//! 3. Else [`super::weighted_round_robin`] over all candidates.
+//! 3. Else [`super::weighted_round_robin`] over all candidates, or [`super::least_busy`] where the pool's `miss` says so.
 //!
 //! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: O(servers that
 //! match as well as the one chosen), about 200 instructions each (`benches/decision.rs`, `head_*`); what all candidates' loads
@@ -54,7 +54,7 @@ const BUSY_PRICE: f64 = 1.25;
 /// … and, for what does not go on where an earlier prompt ended, this many times the blocks to be computed.
 const IMMUNITY: f64 = 12.0;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
-const TOKENS_PER_REQUEST: f64 = 8192.0;
+pub(super) const TOKENS_PER_REQUEST: u32 = 4096;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -270,7 +270,7 @@ impl Scene<'_> {
 
     #[inline]
     fn key(&self, load: f64, candidate: &Candidate, deviation: &Deviation) -> Key {
-        let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
+        let waiting = candidate.prefill_tokens as f64 / f64::from(TOKENS_PER_REQUEST);
         (load + self.per_weight(waiting, candidate), deviation.requests)
     }
 }

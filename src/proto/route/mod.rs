@@ -8,6 +8,7 @@
 pub mod balance;
 pub mod chooser;
 pub mod kv_aware;
+pub mod least_busy;
 pub mod least_connections;
 pub mod policy;
 pub mod roster;

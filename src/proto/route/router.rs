@@ -15,7 +15,7 @@
 //! least-connections.
 //! *Bound and cost*: no allocation, no hashing. In kv-aware and weighted round-robin groups a pick is O(servers that hold as much
 //! of the prompt as the one chosen + log candidates + distinct weights), and O(log candidates) for each server that changed since
-//! the last pick, at most O(candidates) in all. For least-connections and sticky-session, and for a request that has been to other
+//! the last pick, at most O(candidates) in all. For least-connections, sticky-session and misses to the least busy, and for a request that has been to other
 //! servers, it is O(live candidates). A change of health or catalog is O(groups of the server × their candidates × distinct weights).
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
 
@@ -24,6 +24,7 @@ use std::cell::Cell;
 use super::balance::{Balance, Takers};
 use super::chooser::{Chooser, Input};
 use super::kv_aware::{KvAware, Loads};
+use super::least_busy::LeastBusy;
 use super::least_connections::LeastConnections;
 use super::policy::{Affinity, Candidate, Choice, Policy};
 use super::roster::Roster;
@@ -32,7 +33,7 @@ use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
-use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules};
+use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules, Miss};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
 use crate::proto::message::{Sent, Tried};
@@ -74,6 +75,13 @@ impl RouteGroup {
     }
     pub fn live(&self) -> impl Iterator<Item = BackendId> {
         self.live.iter().map(|slot| self.candidates[*slot as usize])
+    }
+    /// What places a request for which the group's algorithm has no preference, or one that cannot be followed.
+    pub fn fallback(&self) -> Algorithm {
+        match (self.algorithm, self.kv.miss) {
+            (Algorithm::KvAware, Miss::LeastBusy) => Algorithm::LeastBusy,
+            (own, _) => own.fallback(),
+        }
     }
     /// O(candidates): off the request path only.
     fn slot(&self, id: BackendId) -> Option<u16> {
@@ -389,6 +397,15 @@ impl Router {
             return Some(choice);
         }
         let held = &mut self.groups[group.index()];
+        if held.fallback() == Algorithm::LeastBusy {
+            let with_room = held.live.iter().filter(|slot| held.roster.has_room(**slot));
+            self.shown.clear();
+            self.shown.extend(with_room.map(|slot| {
+                let backend = held.candidates[*slot as usize];
+                candidate(backend, *slot, table.row(backend))
+            }));
+            return Some(LeastBusy { balance: &held.balance }.choose(&mut held.wheel, &mut self.shown));
+        }
         let slot = held.wheel.turn();
         Some(Choice {
             backend: held.candidates[slot as usize],
@@ -447,9 +464,11 @@ impl Router {
             return Some(choice);
         }
         let held = &mut self.groups[group.index()];
+        // A kv-aware group comes here when no match is followed.
+        let by = if held.algorithm == Algorithm::KvAware { held.fallback() } else { held.algorithm };
         let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
-        Some(match held.algorithm {
-            // A kv-aware group comes here when no match is followed.
+        Some(match by {
+            Algorithm::LeastBusy => LeastBusy { balance: &held.balance }.choose(wheel, shown),
             Algorithm::WeightedRoundRobin | Algorithm::KvAware => WeightedRoundRobin.choose(wheel, shown),
             // One of Stargate's comes here when it has no choice.
             Algorithm::LeastConnections | Algorithm::Stargate(_) => LeastConnections.choose(wheel, shown),
@@ -602,7 +621,7 @@ impl Router {
         let dispatches = sent.dispatches.wrapping_sub(before.dispatches) as i64;
         let work_tokens = sent.work_tokens.wrapping_sub(before.work_tokens);
         *before = sent;
-        if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
+        if held.fallback() == Algorithm::WeightedRoundRobin {
             held.wheel.follow(slot, turns);
         }
         if dispatches < 0 {

@@ -15,6 +15,10 @@ use super::queue_times::Reserved;
 use super::stats::{KvCache, Reported, Scraped};
 use crate::proto::ids::BackendId;
 
+/// Input rate, in tokens per second, of a server that reports none and has not answered often enough to be measured. Without one no
+/// algorithm that goes by time would ever send it the requests that it is to be measured by.
+pub const ASSUMED_TPS: f64 = 1_000.0;
+
 /// One slot.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -64,11 +68,10 @@ impl Row {
         self.slot.as_ref().map_or(0.0, |slot| slot.input_tps)
     }
 
-    /// Mean input rate, tokens per second; 0: not known.
+    /// Mean input rate, tokens per second; 0: reported as unknown.
     pub fn mean_tps(&self) -> f64 {
         let reported = self.report().and_then(|report| report.last_mean_input_tps);
-        let measured = || if self.fixed_tps() > 0.0 { self.fixed_tps() } else { self.estimator.mean() };
-        valid(reported.unwrap_or_else(measured))
+        valid(reported.unwrap_or_else(|| self.own_tps(self.estimator.mean())))
     }
 
     /// Greatest input rate, tokens per second: known wherever the mean is.
@@ -83,7 +86,15 @@ impl Row {
     }
 
     fn max_measured(&self) -> f64 {
-        valid(if self.fixed_tps() > 0.0 { self.fixed_tps() } else { self.estimator.greatest() })
+        self.own_tps(self.estimator.greatest())
+    }
+
+    /// The fixed rate, else the one measured, else [`ASSUMED_TPS`].
+    fn own_tps(&self, measured: f64) -> f64 {
+        if self.fixed_tps() > 0.0 {
+            return self.fixed_tps();
+        }
+        if is_rate(measured) { measured } else { ASSUMED_TPS }
     }
 
     /// Live requests where the server does not report them: all that the engine has and had not told of.
@@ -243,7 +254,7 @@ mod tests {
     fn rates_are_reported_else_fixed_else_measured() {
         let mut measured = row(0.0, 0);
         for tps in [10.0, 20.0, 30.0, 40.0, 50.0] {
-            assert_eq!((measured.mean_tps(), measured.max_tps()), (0.0, 0.0));
+            assert_eq!((measured.mean_tps(), measured.max_tps()), (ASSUMED_TPS, ASSUMED_TPS));
             measured.estimator.note(tps);
         }
         assert_eq!((measured.mean_tps(), measured.max_tps()), (30.0, 50.0));

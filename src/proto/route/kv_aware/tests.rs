@@ -134,9 +134,9 @@ fn a_short_match_is_not_worth_a_busier_server() {
 fn equal_matches_go_to_the_least_busy_then_to_whom_has_had_least() {
     let mut pool = Pool::new(3);
     pool.in_flight = vec![2, 1, 1];
-    pool.prefill_tokens = vec![0, 10_000, 9_000];
+    pool.prefill_tokens = vec![0, 5_000, 4_100];
     assert_eq!(pool.choose(50, &[50, 50, 50]), (0, HIT), "two in flight are less than one and a long prompt");
-    pool.prefill_tokens = vec![0, 8_000, 7_000];
+    pool.prefill_tokens = vec![0, 5_000, 4_090];
     assert_eq!(pool.choose(50, &[50, 50, 50]), (2, HIT));
     pool.in_flight = vec![0; 3];
     pool.prefill_tokens = vec![0; 3];

@@ -125,6 +125,8 @@ impl Pool {
             api_key: None,
             models: Some(Vec::new()),
             registered: false,
+            cluster_id: "server".into(),
+            input_tps: 0.0,
             removed: false,
         };
         let pool = catalog::Pool {
@@ -134,6 +136,7 @@ impl Pool {
             queue_size: 1024,
             queue_timeout_ms: 30_000,
             kv: KvRules::default(),
+            entry: None,
         };
         let mut all =
             Catalog { servers: (0..servers).map(server).collect(), pools: vec![pool], ..Catalog::default() };

@@ -23,7 +23,8 @@ use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Decision, Outcome, Placement, Prompted, Wanted};
+use crate::proto::classify::affinity::AffinityId;
+use crate::proto::dispatcher::{Decision, Input, Outcome, Placement, Prompted, Wanted};
 use crate::proto::error::Rejection;
 use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, Tried, UpstreamFault};
@@ -75,6 +76,9 @@ pub async fn forward(
             let total = prompt.blocks.len() as u32;
             known.prefix_blocks = asked.has_prompt.then_some((belief.matched, total));
             held.believe(belief);
+        }
+        if asked.measured {
+            held.measure(arrived, asked.prompt_tokens);
         }
         let mut order = Order::new(&shard, backend, true, arrived);
         let mut attempt = attempt::attempt(client, desk, intake, &order).await;
@@ -183,7 +187,9 @@ async fn admit(
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks };
+    let affinity_key = asked.affinity.as_ref().map_or(&[][..], AffinityId::key);
+    let input = Input { tokens: asked.prompt_tokens, affinity_key };
+    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks, input };
     let decision = shard.dispatcher.borrow_mut().handle_request(since, asked.group, &wanted);
     match decision {
         Decision::Dispatch(placement) => {

@@ -165,6 +165,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         Ok(asked) => {
             known.group = Some(asked.group);
             known.sticky_key = asked.session.map(|session| session.shown);
+            known.affinity = asked.affinity;
             forward::forward(client, desk, &mut intake, &asked, &mut known, api).await
         }
         Err(Unroutable { rejection, what, group }) => {
@@ -365,6 +366,7 @@ mod tests {
             head: HeadLimits::new(65_536, b"X-Lifeboat-"),
             caller: CallerRules::new("X-Lifeboat-", None),
             prompt_seed: 1,
+            affinity_seed: [1; 16],
             body_bytes_max: 1 << 20,
             classify_bytes_max: 1 << 20,
             buffered_bytes_max: 1 << 20,

@@ -11,6 +11,8 @@
 //!
 //! *Invariant*: `live` holds exactly the slots that the group's wheel carries, in the group's order. What a group has caught up with
 //! is what a look at every row would find (debug builds look).
+//! In groups of Stargate's algorithms the chooser catches up the same way ([`super::chooser`]); where it has no choice, it is
+//! least-connections.
 //! *Bound and cost*: no allocation, no hashing. In kv-aware and weighted round-robin groups a pick is O(servers that hold as much
 //! of the prompt as the one chosen + log candidates + distinct weights), and O(log candidates) for each server that changed since
 //! the last pick, at most O(candidates) in all. For least-connections, sticky-session and misses to the least busy, and for a request that has been to other
@@ -20,6 +22,7 @@
 use std::cell::Cell;
 
 use super::balance::{Balance, Takers};
+use super::chooser::{Chooser, Input};
 use super::kv_aware::{KvAware, Loads};
 use super::least_busy::LeastBusy;
 use super::least_connections::LeastConnections;
@@ -29,10 +32,12 @@ use super::sticky_session::{Member, StickySession, hash_name, owner};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
+use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules, Miss};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
 use crate::proto::message::{Sent, Tried};
+use crate::proto::stargate::random::Rng;
 
 /// One group as a shard routes it.
 #[derive(Debug)]
@@ -50,6 +55,8 @@ pub struct RouteGroup {
     balance: Balance,
     /// In kv-aware and weighted round-robin pools, as the table was at `seen`.
     roster: Roster,
+    /// In groups of Stargate's algorithms, as the table was at `seen`.
+    chooser: Option<Box<Chooser>>,
     /// The table's count of changes; `None`: all is to be looked at.
     seen: Option<u64>,
     /// Steps the wheel still has to start further, once something is on it.
@@ -96,6 +103,9 @@ impl RouteGroup {
         self.wheel.set_weights(weights);
         self.balance.set_weights(weights);
         self.roster.set_weights(weights);
+        if let Some(chooser) = &mut self.chooser {
+            chooser.set_live(&self.live);
+        }
         self.seen = None;
         if !self.live.is_empty() {
             for _ in 0..std::mem::take(&mut self.phase) {
@@ -118,6 +128,43 @@ impl RouteGroup {
         groups_of: &[Vec<(GroupId, u16)>],
         room: &impl Fn(BackendId, &Row) -> bool,
     ) {
+        self.each_change(id, table, groups_of, |group, slot, backend, row| {
+            group.see(slot, backend, row, room)
+        });
+        debug_assert!(self.live.iter().all(|slot| {
+            let backend = self.candidates[*slot as usize];
+            let row = table.row(backend);
+            self.roster.entry(*slot) == (row.load(), room(backend, row))
+        }));
+    }
+
+    /// The same for the chooser's sake.
+    fn catch_up_chooser(
+        &mut self,
+        id: GroupId,
+        table: &BackendTable,
+        groups_of: &[Vec<(GroupId, u16)>],
+        room: &impl Fn(BackendId, &Row) -> bool,
+    ) {
+        self.each_change(id, table, groups_of, |group, slot, backend, row| {
+            if let Some(chooser) = &mut group.chooser {
+                chooser.see(slot, row, room(backend, row), table.rates().of(backend));
+            }
+        });
+        if let Some(chooser) = &mut self.chooser {
+            chooser.settle();
+        }
+    }
+
+    /// Calls `see` for each candidate that changed since the last time, or for all that are live.
+    #[inline(always)]
+    fn each_change(
+        &mut self,
+        id: GroupId,
+        table: &BackendTable,
+        groups_of: &[Vec<(GroupId, u16)>],
+        mut see: impl FnMut(&mut RouteGroup, u16, BackendId, &Row),
+    ) {
         let changes = match self.seen {
             // A look at all is cheaper than one at as many changes.
             Some(seen) if table.change_count() - seen <= self.live.len() as u64 => table.changes_since(seen),
@@ -127,7 +174,7 @@ impl RouteGroup {
             Some(changes) => {
                 for backend in changes {
                     if let Some(slot) = slot_in(groups_of, id, backend) {
-                        self.see(slot, backend, table.row(backend), room);
+                        see(self, slot, backend, table.row(backend));
                     }
                 }
             }
@@ -135,18 +182,13 @@ impl RouteGroup {
                 for i in 0..self.live.len() {
                     let slot = self.live[i];
                     let backend = self.candidates[slot as usize];
-                    self.see(slot, backend, table.row(backend), room);
+                    see(self, slot, backend, table.row(backend));
                 }
                 // All of them are read.
                 table.changes_since(table.change_count());
             }
         }
         self.seen = Some(table.change_count());
-        debug_assert!(self.live.iter().all(|slot| {
-            let backend = self.candidates[*slot as usize];
-            let row = table.row(backend);
-            self.roster.entry(*slot) == (row.load(), room(backend, row))
-        }));
     }
 
     /// One server as it is now.
@@ -176,11 +218,12 @@ pub struct Router {
     /// What is shown to the algorithm, and weights by slot; kept for their memory.
     shown: Vec<Candidate>,
     weights: Vec<u64>,
+    rng: Rng,
 }
 
 impl Router {
-    /// Wheels start `phase` steps further than the textbook's.
-    pub fn new(shards: usize, phase: u32) -> Self {
+    /// Wheels start `phase` steps further than the textbook's. Algorithms that draw lots do so from `seed`.
+    pub fn new(shards: usize, phase: u32, seed: u64) -> Self {
         Router {
             shards,
             phase,
@@ -189,6 +232,7 @@ impl Router {
             changes: Vec::new(),
             shown: Vec::new(),
             weights: Vec::new(),
+            rng: Rng::new(seed),
         }
     }
 
@@ -240,6 +284,15 @@ impl Router {
                 _ => Vec::new(),
             };
             let slots = group.candidates.len();
+            let chooser = pool.entry.as_deref().map(|entry| {
+                // What it remembers is of clusters by name, and goes on where the configuration is the same.
+                let held = self.groups.get_mut(i).and_then(|held| held.chooser.take());
+                let held = held.filter(|held| held.entry() == entry);
+                let mut chooser = held.unwrap_or_else(|| Box::new(Chooser::new(entry)));
+                let servers = group.candidates.iter().map(|id| catalog.server(*id));
+                chooser.set_seats(servers.map(|server| (&*server.cluster_id, server.input_tps)));
+                chooser
+            });
             let fresh = RouteGroup {
                 candidates: group.candidates.clone(),
                 pool: group.pool,
@@ -250,6 +303,7 @@ impl Router {
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
                 roster: Roster::new(slots),
+                chooser,
                 seen: None,
                 phase: self.phase,
                 sent: vec![Sent::default(); slots],
@@ -263,6 +317,7 @@ impl Router {
                     held.algorithm = algorithm;
                     held.kv = kv;
                     held.members = fresh.members;
+                    held.chooser = fresh.chooser;
                 }
                 Some(held) => {
                     // These figures are absolute: what stands under a server must go on, or peers would hear of turns undone.
@@ -310,6 +365,8 @@ impl Router {
     ) -> Option<Choice> {
         let choice = if tried.is_empty() && self.groups[group.index()].is_kept() {
             self.pick_of_all(group, affinity, table, room)
+        } else if let Some(choice) = self.pick_by_chooser(group, tried, affinity, table, &room) {
+            return Some(choice);
         } else {
             let fits = |id, row: &Row| !tried.contains(id) && room(id, row);
             self.pick_of_some(group, affinity, table, fits)
@@ -358,6 +415,29 @@ impl Router {
         })
     }
 
+    /// In a group of one of Stargate's algorithms, if it has a choice.
+    fn pick_by_chooser(
+        &mut self,
+        group: GroupId,
+        tried: Tried,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        room: &impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &mut self.groups[group.index()];
+        held.chooser.as_ref()?;
+        held.catch_up_chooser(group, table, &self.groups_of, room);
+        let groups_of = &self.groups_of;
+        let (mut slots, mut count) = ([0; ATTEMPTS_MAX], 0);
+        for slot in tried.iter().filter_map(|id| slot_in(groups_of, group, id)) {
+            slots[count] = slot;
+            count += 1;
+        }
+        let slot = held.chooser.as_mut()?.choose(affinity.input, &slots[..count], &mut self.rng)?;
+        let backend = held.candidates[slot as usize];
+        Some(Choice { backend, slot, turned: false, by: held.algorithm })
+    }
+
     /// Of those that `fits` holds for, looking at all.
     fn pick_of_some(
         &mut self,
@@ -390,7 +470,8 @@ impl Router {
         Some(match by {
             Algorithm::LeastBusy => LeastBusy { balance: &held.balance }.choose(wheel, shown),
             Algorithm::WeightedRoundRobin | Algorithm::KvAware => WeightedRoundRobin.choose(wheel, shown),
-            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown),
+            // One of Stargate's comes here when it has no choice.
+            Algorithm::LeastConnections | Algorithm::Stargate(_) => LeastConnections.choose(wheel, shown),
             Algorithm::StickySession => {
                 let sticky = StickySession { key: affinity.session, members: &held.members };
                 sticky.choose(wheel, shown)
@@ -437,10 +518,26 @@ impl Router {
         Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
     }
 
-    /// In a sticky-session group: the server that the session belongs to, eligible or not.
-    pub fn session_owner(&self, group: GroupId, session: Option<u64>) -> Option<BackendId> {
-        let held = self.groups.get(group.index())?;
-        session.and_then(|key| owner(key, &held.members))
+    /// Where a request belongs, eligible or not: in a sticky-session group the session's server, in one of pulsar's a server of the
+    /// first cluster of its key.
+    pub fn home(&mut self, group: GroupId, session: Option<u64>, input: Input<'_>) -> Option<BackendId> {
+        let held = self.groups.get_mut(group.index())?;
+        match &mut held.chooser {
+            Some(chooser) => {
+                let slot = chooser.first(input.affinity_key)?;
+                Some(held.candidates[slot as usize])
+            }
+            None => session.and_then(|key| owner(key, &held.members)),
+        }
+    }
+
+    /// Whether who belongs at the one server is at home at the other.
+    pub fn is_home(&self, group: GroupId, home: BackendId, other: BackendId) -> bool {
+        let clustered = || {
+            let chooser = self.groups.get(group.index())?.chooser.as_ref()?;
+            Some(chooser.are_one(self.slot_of(group, home)?, self.slot_of(group, other)?))
+        };
+        home == other || clustered().unwrap_or(false)
     }
 
     /// Takes a turned choice back: the request went elsewhere or nowhere.

@@ -6,13 +6,15 @@
 
 mod harness;
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 
 use memchr::{memchr2, memmem};
 use ringway::clock::Nanos;
 use ringway::proto::backend::catalog::{self, Address, Algorithm, Catalog, KvRules, RoutingMode, Server};
 use ringway::proto::backend::grouping::rebuild_groups;
-use ringway::proto::classify::{Endpoint, Prompt, PromptRules, read_prompt};
+use ringway::proto::classify::caller::{CallerRules, Session};
+use ringway::proto::classify::{Endpoint, Prompt, PromptRules, peek, read_prompt};
 use ringway::proto::dispatcher::{Decision, Dispatcher, DispatcherOptions, Outcome, Prompted, Wanted};
 use ringway::proto::ids::{BackendId, ClientId, GroupId, PoolId, ShardId};
 use twox_hash::XxHash3_64;
@@ -94,7 +96,11 @@ fn reference(body: &[u8], hashes: &mut Vec<u64>) -> usize {
 struct Pool {
     dispatcher: Dispatcher,
     now: Nanos,
+    running: VecDeque<BackendId>,
 }
+
+/// Requests in flight in a busy pool.
+const BUSY: usize = 96;
 
 const GROUP: GroupId = GroupId(0);
 /// Enough for the longest prompt.
@@ -118,6 +124,7 @@ impl Pool {
             kv_capacity_blocks: CAPACITY_BLOCKS,
             api_key: None,
             models: Some(Vec::new()),
+            registered: false,
             removed: false,
         };
         let pool = catalog::Pool {
@@ -132,7 +139,7 @@ impl Pool {
             Catalog { servers: (0..servers).map(server).collect(), pools: vec![pool], ..Catalog::default() };
         rebuild_groups(&mut all);
         let dispatcher = Dispatcher::new(ShardId(0), 1, DispatcherOptions::default(), all);
-        let mut pool = Pool { dispatcher, now: Nanos::from_ms(1) };
+        let mut pool = Pool { dispatcher, now: Nanos::from_ms(1), running: VecDeque::new() };
         let mut own: Vec<u64> = head.to_vec();
         for server in 0..servers {
             for chain in 0..=CAPACITY_BLOCKS / 40 {
@@ -151,15 +158,19 @@ impl Pool {
         self.dispatcher.handle_prefilled(self.now, backend, belief.work_tokens);
     }
 
-    /// A request from its decision to its end.
-    fn serve(&mut self, blocks: &[u64]) -> Algorithm {
+    /// A request from its decision to its end, which comes `BUSY` requests later where the pool is `busy`.
+    fn serve(&mut self, blocks: &[u64], busy: bool) -> Algorithm {
         self.now = Nanos(self.now.0 + 1000);
         let wanted = Wanted { blocks, ..Wanted::default() };
         let Decision::Dispatch(placement) = self.dispatcher.handle_request(self.now, GROUP, &wanted) else {
             panic!("the pool has room");
         };
         self.send(placement.backend, blocks);
-        self.dispatcher.handle_done(self.now, placement.backend, Outcome::Success);
+        self.running.push_back(placement.backend);
+        if !busy || self.running.len() > BUSY {
+            let first = self.running.pop_front().expect("one was just put in");
+            self.dispatcher.handle_done(self.now, first, Outcome::Success);
+        }
         assert!(self.dispatcher.poll_event().is_none() && self.dispatcher.poll_message().is_none());
         placement.algorithm_used
     }
@@ -172,6 +183,7 @@ struct Bench {
     round: u64,
     /// Where the first content of the body in use begins.
     content: Option<usize>,
+    caller: CallerRules,
     bodies: Vec<Vec<u8>>,
     prompt: Prompt,
     hashes: Vec<u64>,
@@ -197,7 +209,7 @@ fn walk(bench: &mut Bench, body: usize) {
 fn hit(bench: &mut Bench, body: usize, pool: usize) {
     read(bench, body);
     let (pool, blocks) = bench.pool(pool);
-    let by = pool.serve(blocks);
+    let by = pool.serve(blocks, false);
     // The first round is the one that puts it there.
     bench.round += 1;
     assert!(by == Algorithm::KvAware || bench.round == 1);
@@ -215,9 +227,19 @@ fn miss(bench: &mut Bench, body: usize, pool: usize) {
     }
     read(bench, body);
     let (pool, blocks) = bench.pool(pool);
-    let by = pool.serve(blocks);
+    let by = pool.serve(blocks, false);
     // The pool was made with the first round's system text.
     assert!(by == Algorithm::WeightedRoundRobin || bench.round == 1);
+}
+
+/// The whole decision about a new prompt in a busy pool, of which every server holds the beginning: a chat's system text.
+fn head(bench: &mut Bench, body: usize, pool: usize) {
+    bench.round += 1;
+    let round = bench.round;
+    bench.bodies[body][2400..][..8].copy_from_slice(format!("{round:08x}").as_bytes());
+    read(bench, body);
+    let (pool, blocks) = bench.pool(pool);
+    pool.serve(blocks, true);
 }
 
 const CASES: &[(&str, Round)] = &[
@@ -237,6 +259,21 @@ const CASES: &[(&str, Round)] = &[
     ("hit_512k_256", |bench| hit(bench, 3, 1)),
     ("miss_512k_8", |bench| miss(bench, 3, 0)),
     ("miss_512k_256", |bench| miss(bench, 3, 1)),
+    ("head_32k_8", |bench| head(bench, 1, 0)),
+    ("head_32k_256", |bench| head(bench, 1, 1)),
+    // What weighted round-robin reads of a body, and what it takes to know a caller by its key.
+    ("peek_2k", |bench| {
+        let model = peek(black_box(&bench.bodies[0])).model;
+        assert!(black_box(model).is_some());
+    }),
+    ("peek_128k", |bench| {
+        let model = peek(black_box(&bench.bodies[2])).model;
+        assert!(black_box(model).is_some());
+    }),
+    ("digest", |bench| {
+        let key = Session::Key(black_box(b"sk-proj-0123456789abcdefghijklmnopqrstuvwxyz0123456"));
+        assert!(black_box(bench.caller.digest(key)).shown != 0);
+    }),
     ("read_2k", |bench| read(bench, 0)),
     ("reference_2k", |bench| walk(bench, 0)),
     ("read_32k", |bench| read(bench, 1)),
@@ -258,10 +295,12 @@ impl Bench {
             assert!(body.len().abs_diff(bytes) < bytes / 8, "{} is not about {bytes}", body.len());
         }
         bodies.extend([agent(false), agent(true)]);
+        let caller = CallerRules::new("X-Lifeboat-", None);
         Bench {
             pools: [None, None],
             round: 0,
             content: None,
+            caller,
             bodies,
             prompt: Prompt::default(),
             hashes: Vec::new(),

@@ -77,7 +77,12 @@ const CASES: &[(&str, Round)] = &[
     }),
     ("encode_response", |bench| {
         bench.out.clear();
-        let rewrite = ResponseRewrite { framing: Framing::Chunked, keep_alive: true, client_minor: 1 };
+        let rewrite = ResponseRewrite {
+            framing: Framing::Chunked,
+            keep_alive: true,
+            client_minor: 1,
+            ..Default::default()
+        };
         encode_response(
             &mut bench.out,
             &bench.response,

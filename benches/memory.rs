@@ -6,12 +6,12 @@
 //! beyond a processor's caches: what counts there is time, and `cargo bench --bench memory -- --time [CASE...]` tells it, in ns per
 //! block, the median of several repeats.
 
+#[path = "harness/allocations.rs"]
+mod allocations;
 mod harness;
 
 use harness::Order;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringway::clock::Nanos;
 use ringway::proto::backend::prefix_memory::{Match, PrefixMemory, Stamp};
@@ -20,36 +20,6 @@ use ringway::proto::ids::{BackendId, ClientId, PoolId, ShardId};
 /// Of one prompt: 32 KiB at 256 bytes per block.
 const BLOCKS: usize = 128;
 const POOL: PoolId = PoolId(0);
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.realloc(at, layout, size) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn identity(of: u64) -> u64 {
     let z = of.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -306,12 +276,12 @@ fn main() {
             for (name, servers, capacity, shared, round) in CASES {
                 // Unoptimised, the large ones take too long to fill.
                 let mut bench = Bench::new((*servers).min(70), (*capacity).min(8192), *shared);
-                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                let before = allocations::count();
                 for _ in 0..200 {
                     round(&mut bench);
                 }
                 // Now and then a part of the index reaches a new height: two allocations each, in 25,600 blocks.
-                let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+                let allocations = allocations::count() - before;
                 assert!(allocations <= 20, "{name}: {allocations} allocations once all is full");
             }
             println!(

@@ -1,8 +1,8 @@
 //! What must hold for any bytes at all. The fuzz targets and `tests/http1.rs` share it.
 
 use ringway::proto::http1::{
-    BodyReader, ChunkError, Credentials, FieldKind, Framing, HeadError, HeadLimits, HeadScan, LAST_CHUNK,
-    Method, Parse, RequestHead, RequestRewrite, ResponseError, ResponseHead, ResponseRewrite,
+    BodyReader, ChunkError, Contract, Credentials, FieldKind, Framing, HeadError, HeadLimits, HeadScan,
+    LAST_CHUNK, Method, Parse, RequestHead, RequestRewrite, ResponseError, ResponseHead, ResponseRewrite,
     downstream_framing, encode_request, encode_response, parse_request, parse_response, push_chunk_header,
     push_last_chunk,
 };
@@ -11,7 +11,7 @@ pub const PREFIX: &[u8] = b"X-Lifeboat-";
 
 /// Small limits, so that short inputs reach them.
 pub fn limits() -> HeadLimits {
-    HeadLimits { head_bytes_max: 4096, target_bytes_max: 1024, router_prefix: PREFIX.into() }
+    HeadLimits { target_bytes_max: 1024, ..HeadLimits::new(4096, PREFIX) }
 }
 
 /// Parses the request in `data` as it grows in steps of `step` bytes. `Ok(None)`: no whole head.
@@ -68,6 +68,9 @@ fn kept<'b>(fields: &[ringway::proto::http1::Field], buf: &'b [u8]) -> Vec<(&'b 
         FieldKind::ContentEncoding,
         FieldKind::Authorization,
         FieldKind::XApiKey,
+        FieldKind::TraceParent,
+        FieldKind::TraceState,
+        FieldKind::ServerIdentity,
     ];
     let both = |f: &ringway::proto::http1::Field| (f.name.of(buf), f.value.of(buf));
     fields.iter().filter(|f| end_to_end.contains(&f.kind)).map(both).collect()
@@ -77,6 +80,7 @@ fn request_round_trip(data: &[u8], head: &RequestHead) {
     assert!(head.head_len <= data.len());
     assert_ne!(head.framing, Framing::UntilClose);
     let rewrite = RequestRewrite {
+        contract: Contract::OpenAi,
         base_path: b"/base",
         host: b"engine:8000",
         framing: head.framing,
@@ -100,9 +104,18 @@ fn request_round_trip(data: &[u8], head: &RequestHead) {
     for field in again.fields() {
         let te = matches!(field.kind, FieldKind::Te | FieldKind::Connection);
         assert!(!te || again.first(FieldKind::Te).is_some(), "Connection without TE");
-        let gone = [FieldKind::KeepAlive, FieldKind::ProxyAny, FieldKind::Trailer, FieldKind::Upgrade];
+        let hop = [FieldKind::KeepAlive, FieldKind::ProxyAny, FieldKind::Trailer, FieldKind::Upgrade];
+        let steers = [FieldKind::Steering, FieldKind::Neighbourly, FieldKind::ClusterIdentity];
+        let gone = [&hop[..], &steers, &[FieldKind::ProxyConnection]].concat();
         assert!(!gone.contains(&field.kind) && field.kind != FieldKind::RouterOwn, "{field:?}");
     }
+    let mut trusted = Vec::new();
+    let stargate = RequestRewrite { contract: Contract::Stargate { tracestate: true }, ..rewrite };
+    encode_request(&mut trusted, head, data, &stargate);
+    let mut theirs = RequestHead::default();
+    let parsed = parse_request(&trusted, &mut HeadScan::default(), &limits, &mut theirs);
+    assert_eq!(parsed, Ok(Parse::Complete), "{}", trusted.escape_ascii());
+    assert_eq!((theirs.head_len, theirs.framing), (trusted.len(), head.framing), "one length, the true one");
     // What has been rewritten once stays as it is.
     let mut twice = Vec::new();
     encode_request(&mut twice, &again, &out, &RequestRewrite { base_path: b"", ..rewrite });
@@ -113,7 +126,7 @@ fn response_round_trip(data: &[u8], head: &ResponseHead, method: Method) {
     assert!(head.head_len <= data.len());
     let framing = downstream_framing(head, 1);
     let mut out = Vec::new();
-    let rewrite = ResponseRewrite { framing, keep_alive: true, client_minor: 1 };
+    let rewrite = ResponseRewrite { framing, keep_alive: true, client_minor: 1, ..Default::default() };
     encode_response(&mut out, head, data, b"X-Lifeboat-Server: a\r\n", &rewrite);
     let limits = HeadLimits::new(1 << 20, PREFIX);
     let mut again = ResponseHead::default();

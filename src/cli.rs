@@ -15,10 +15,12 @@ use crate::proto::config::{Override, Settings};
 mod engine;
 mod operator;
 mod serve;
+mod stargate;
 
 pub use engine::{ENGINE_HELP, EngineArgs};
 pub use operator::{AdminArgs, DrainArgs, StatusArgs};
 pub use serve::ServeArgs;
+pub use stargate::{Shown, StargateArgs};
 
 /// Exit codes of the process.
 pub mod exit {
@@ -76,8 +78,13 @@ pub enum Command {
         the time that its rates say, without a model."
     )]
     Engine(EngineArgs),
-    /// Stargate's command line (not in this version)
-    Stargate(LaterArgs),
+    /// Stargate's command line: a router for a trusted gateway
+    #[command(
+        long_about = "Stargate's command line: a router for a trusted gateway, whose headers say where requests go.\n\n\
+        Flags, defaults, environment variables and exit codes are Stargate's. Servers are named by --backend, or register over HTTP \
+        on the admin listener. With port 0 a free port is bound. On stdout: one `listening …` line per listener, then `ready`."
+    )]
+    Stargate(Box<StargateArgs>),
     /// Show a running router's state
     Status(StatusArgs),
     /// Take a server of a running router out of service, and wait until nothing runs on it

@@ -50,4 +50,11 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         Nanos(std::time::Instant::now().duration_since(self.start).as_nanos() as u64)
     }
+
+    /// Milliseconds since 1970, for other processes to read; may go back. 0 where the host's clock stands before that.
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn unix_ms(&self) -> u64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
 }

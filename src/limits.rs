@@ -34,8 +34,35 @@ pub const SHARD_TICK_MS: u64 = 5;
 pub const LOAD_DELTA_STALE_MS_MAX: u64 = 2 * SHARD_TICK_MS;
 /// A free permit lease that was not used for this long goes back to its home shard.
 pub const LEASE_IDLE_MS: u64 = 100;
+/// A longer affinity key is hashed at every use instead of remembered.
+pub const AFFINITY_KEY_BYTES_MAX: usize = 256;
+/// Affinity keys whose ranking of clusters one load balancer remembers: what is asked for within minutes.
+pub const AFFINITY_KEYS_MAX: usize = 4096;
+/// Keys times clusters that one load balancer remembers, 12 bytes each: 6 MiB.
+pub const AFFINITY_DRAWS_MAX: usize = 512 * 1024;
 /// Servers one request may be sent to, the first included.
 pub const ATTEMPTS_MAX: usize = 3;
+/// Ring nodes of one cluster in `lb-config.json`: with a thousand clusters such a ring has 128 MiB.
+pub const VIRTUAL_NODES_MAX: u64 = 8192;
+/// Ring nodes of one cluster in a routing expression, whose author is not the operator.
+pub const EXPRESSION_VIRTUAL_NODES_MAX: u64 = 1024;
+/// Longest routing expression, and its parameters.
+pub const EXPRESSION_BYTES_MAX: usize = 1024;
+pub const EXPRESSION_PARAMETERS_MAX: usize = 32;
+/// Routing keys and models for which a shard keeps what their expressions came to: the last two of each. Beyond, the longest idle goes.
+pub const EXPRESSIONS_MAX: usize = 16 * 1024;
+/// Such an entry goes when no request came for it for so long.
+pub const EXPRESSION_IDLE_MS: u64 = 15 * 60 * 1000;
+/// Registrations that may be live at once; more are refused with 503.
+pub const REGISTRATIONS_MAX: usize = 4096;
+/// Models of one registration.
+pub const REGISTRATION_MODELS_MAX: usize = 256;
+/// Priorities for which one registration may report times in its queue, per model.
+pub const REGISTRATION_PRIORITIES_MAX: usize = 256;
+/// Body of one registration: all its models with every field.
+pub const REGISTRATION_BYTES_MAX: usize = 512 << 10;
+/// Slots of the Stargate family: pairs of a server and a model that ever were; a shard keeps about half a KiB for each.
+pub const SLOTS_MAX: usize = 64 * 1024;
 
 const _: () = assert!(BACKENDS_MAX <= u16::MAX as usize);
 const _: () = assert!(SHARDS_MAX <= u8::MAX as usize + 1);

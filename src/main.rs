@@ -25,7 +25,14 @@ fn main() -> ExitCode {
         Command::Engine(args) => ringway::engine::run(args),
         Command::Status(args) => ringway::operator::status(args),
         Command::Drain(args) => ringway::operator::drain(args),
-        Command::Stargate(_) | Command::Doctor(_) => cli::not_in_this_version(&command),
+        Command::Stargate(args) => match args.settings() {
+            Ok(settings) => ringway::serve::stargate(&settings, args),
+            Err(text) => {
+                eprintln!("{text}");
+                exit::WRONG
+            }
+        },
+        Command::Doctor(_) => cli::not_in_this_version(&command),
     };
     ExitCode::from(code)
 }

@@ -173,6 +173,26 @@ fn table(state: &Value) -> String {
         }
         align(&rows, &mut text);
     }
+    let registrations = state["registrations"].as_array().filter(|all| !all.is_empty());
+    if let Some(registrations) = registrations {
+        text.push_str("\nregistered, for Stargate listeners\n");
+        let heads = ["server", "state", "in flight", "cluster", "routing key", "models", "renewal due"];
+        let mut rows = vec![heads.map(str::to_owned)];
+        for one in registrations {
+            let models = one["models"].as_object();
+            let active = models.map_or(0, |all| all.values().filter(|status| **status == "active").count());
+            rows.push([
+                word(&one["id"]),
+                word(&one["server"]["state"]),
+                one["server"]["in_flight"].to_string(),
+                word(&one["cluster_id"]),
+                one["routing_key"].as_str().filter(|key| !key.is_empty()).unwrap_or("-").to_owned(),
+                format!("{active} of {} active", models.map_or(0, serde_json::Map::len)),
+                format!("in {}", span(one["expires_in_ms"].as_f64().unwrap_or(0.0) / 1e3)),
+            ]);
+        }
+        align(&rows, &mut text);
+    }
     text
 }
 
@@ -236,6 +256,24 @@ mod tests {
                gpu0           up       1.5     3/32       1200        25 %   -50 %! at_capacity  75 %\n  \
                a-longer-name  drained  0       0/0        0           -      -                   -\n"
         );
+    }
+
+    #[test]
+    fn registrations_have_a_table_of_their_own() {
+        let held = json!({
+            "id": "pod/a", "cluster_id": "rack", "routing_key": "", "models": {"m": "active", "n": "inactive"},
+            "ttl_ms": 60_000, "expires_in_ms": 59_900, "server": {"state": "up", "in_flight": 2},
+        });
+        let state = json!({"version": "9.9", "phase": "serving", "uptime_s": 1, "pools": [], "registrations": [held]});
+        assert_eq!(
+            table(&state),
+            "ringway 9.9, serving, up 1 s\n\nregistered, for Stargate listeners\n  \
+               server  state  in flight  cluster  routing key  models         renewal due\n  \
+               pod/a   up     2          rack     -            1 of 2 active  in 59 s\n"
+        );
+        let none =
+            json!({"version": "9.9", "phase": "serving", "uptime_s": 1, "pools": [], "registrations": []});
+        assert_eq!(table(&none), "ringway 9.9, serving, up 1 s\n");
     }
 
     #[test]

@@ -1,24 +1,29 @@
-//! `ringway serve`: binds, starts the shards, and becomes the control thread.
+//! `ringway serve` and `ringway stargate`: binds, starts the shards, and becomes the control thread.
 //!
-//! *Errors*: whatever keeps the router from starting ends it with exit code 2, what it was and what to do about it.
+//! *Errors*: whatever keeps the router from starting ends it with exit code 2, what it was and what to do about it; `ringway stargate`
+//! ends with 1 whatever went wrong.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crate::cli::exit;
+use crate::cli::{Shown, StargateArgs, exit};
 use crate::clock::Clock;
 use crate::control::signals::Signals;
-use crate::control::{self, Options};
+use crate::control::{self, Doors, Options};
 use crate::limits::SHARDS_MAX;
 use crate::mesh;
 use crate::proto::classify::caller::CallerRules;
+use crate::proto::config::lb_config::LbConfig;
 use crate::proto::config::{self, Cores, HalfClose, Settings};
 use crate::proto::dispatcher::DispatcherOptions;
 use crate::proto::http1::HeadLimits;
 use crate::proto::ids::ShardId;
+use crate::proto::stargate::target_router::TargetRouterOptions;
 use crate::runtime::Driver;
+use crate::shard::stargate::desk::{Levels, StargateOptions};
 use crate::shard::state::SessionLimits;
 use crate::shard::{self, ShardOptions, listener};
 
@@ -29,7 +34,31 @@ const STACK_BYTES: usize = 2 << 20;
 
 /// Runs the router until it is told to stop; returns the exit code.
 pub fn serve(settings: &Settings) -> u8 {
-    match start(settings) {
+    crate::log::init(&settings.log);
+    run(settings, &Shown::default())
+}
+
+/// The same as Stargate does it; returns its exit code.
+pub fn stargate(settings: &Settings, args: &StargateArgs) -> u8 {
+    crate::log::init(&settings.log);
+    tracing::info!(
+        stargate_id = %args.stargate_id,
+        http_listen_addr = %settings.listeners[0].address,
+        advertise_addr = %args.advertise_addr,
+        version = env!("CARGO_PKG_VERSION"),
+        "starting stargate"
+    );
+    for warning in args.warnings() {
+        tracing::warn!("{warning}");
+    }
+    match run(settings, &args.shown()) {
+        exit::DONE => exit::DONE,
+        _ => exit::WRONG,
+    }
+}
+
+fn run(settings: &Settings, shown: &Shown) -> u8 {
+    match start(settings, shown) {
         Ok(code) => code,
         Err(text) => {
             eprintln!("ringway: cannot start: {text}");
@@ -38,10 +67,16 @@ pub fn serve(settings: &Settings) -> u8 {
     }
 }
 
-fn start(settings: &Settings) -> Result<u8, String> {
-    crate::log::init(&settings.log);
+fn start(settings: &Settings, shown: &Shown) -> Result<u8, String> {
     for warning in settings.warnings() {
         tracing::warn!("{warning}");
+    }
+    if let Some(lb_config) = &settings.lb_config {
+        tracing::info!(
+            default_lb = %lb_config.default_name(),
+            model_overrides = lb_config.model_overrides(),
+            "load balancer config loaded"
+        );
     }
     raise_descriptor_limit(settings.limits.connections_max);
     let cores = cores(&settings.runtime.cores)?;
@@ -51,7 +86,8 @@ fn start(settings: &Settings) -> Result<u8, String> {
         format!("wake-up descriptors for {} shards: {e}; raise the descriptor limit (ulimit -n)", cores.len())
     })?;
     let mut lines = Vec::new();
-    let mut per_shard: Vec<Vec<TcpListener>> = cores.iter().map(|_| Vec::new()).collect();
+    let mut trusted_address = None;
+    let mut per_shard: Vec<Vec<(TcpListener, config::Profile)>> = cores.iter().map(|_| Vec::new()).collect();
     for one in &settings.listeners {
         let mut address = one.address;
         listener::probe(address).map_err(|e| cannot_listen(address, &e))?;
@@ -59,14 +95,28 @@ fn start(settings: &Settings) -> Result<u8, String> {
             let bound = listener::bind(address).map_err(|e| cannot_listen(address, &e))?;
             // Port 0: the first shard's listener says which port the others share.
             address = bound.local_addr().map_err(|e| cannot_listen(address, &e))?;
-            listeners.push(bound);
+            listeners.push((bound, one.profile));
         }
         lines.push(format!("listening http {address} profile={}", one.profile.name()));
+        if one.profile == config::Profile::Stargate {
+            trusted_address.get_or_insert(address);
+        }
     }
-    let admin =
-        TcpListener::bind(settings.admin.address).map_err(|e| cannot_listen(settings.admin.address, &e))?;
-    let address = admin.local_addr().map_err(|e| cannot_listen(settings.admin.address, &e))?;
+    let (admin, address) = open(settings.admin.address)?;
     lines.push(format!("listening admin {address}"));
+    let metrics = settings
+        .stargate
+        .metrics_address
+        .filter(|_| settings.has_trusted_listener())
+        .map(open)
+        .transpose()?;
+    let metrics_address = metrics.as_ref().map(|(_, address)| *address);
+    if let Some(address) = metrics_address {
+        lines.push(format!("listening metrics {address}"));
+        tracing::info!(%address, "metrics server listening");
+    }
+    let doors = Doors { admin, metrics: metrics.map(|(listener, _)| listener) };
+    let debug_config = debug_config(settings, shown, trusted_address, metrics_address);
 
     let catalog = settings.catalog();
     let limits = session_limits(settings, cores.len());
@@ -96,6 +146,7 @@ fn start(settings: &Settings) -> Result<u8, String> {
             port,
             listeners,
             clock,
+            stargate: trusted(settings, ShardId(index as u8), cores.len(), &debug_config),
         };
         thread::Builder::new()
             .name(format!("shard-{index}"))
@@ -109,14 +160,47 @@ fn start(settings: &Settings) -> Result<u8, String> {
         // A closed stdout concerns whoever closed it.
         let _ = writeln!(out, "{}\nready", lines.join("\n")).and_then(|()| out.flush());
     };
-    let code = control::run(Options::new(settings), clock, control_port, catalog, admin, signals, ready)
+    let code = control::run(Options::new(settings), clock, control_port, catalog, doors, signals, ready)
         .map_err(|e| format!("control thread: {e}"))?;
+    if code == exit::DONE {
+        tracing::info!("graceful shutdown complete");
+    }
     if code == exit::FORCED {
         // The shards have just been told to stop; what they cut shall still hear why.
         #[expect(clippy::disallowed_methods, reason = "this thread has nothing left to do")]
         thread::sleep(LAST_WORDS);
     }
     Ok(code)
+}
+
+/// A listener of the control thread, and where it listens.
+fn open(address: SocketAddr) -> Result<(TcpListener, SocketAddr), String> {
+    let listener = TcpListener::bind(address).map_err(|e| cannot_listen(address, &e))?;
+    let bound = listener.local_addr().map_err(|e| cannot_listen(address, &e))?;
+    Ok((listener, bound))
+}
+
+/// The `config` of `/debug/state`, as JSON.
+fn debug_config(
+    settings: &Settings,
+    shown: &Shown,
+    http: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+) -> Box<str> {
+    let text = |address: Option<SocketAddr>| address.map(|address| address.to_string());
+    let config = serde_json::json!({
+        "stargate_id": settings.stargate.id,
+        "grpc_listen_addr": shown.grpc_listen_addr,
+        "model_discovery_listen_addr": shown.model_discovery_listen_addr,
+        "http_listen_addr": text(http),
+        "metrics_listen_addr": text(metrics),
+        "advertise_addr": shown.advertise_addr,
+        "stargate_discovery_dns_name": shown.discovery_dns_name,
+        "tunnel_protocol": shown.tunnel_protocol,
+        "backend_connectivity": shown.backend_connectivity,
+        "direct_quic_connections": shown.direct_quic_connections,
+    });
+    config.to_string().into()
 }
 
 fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> String {
@@ -185,6 +269,38 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
         total_timeout_ms: limits.total_timeout_ms,
         keepalive_timeout_ms: limits.keepalive_timeout_ms,
     }
+}
+
+/// What trusted listeners are started with; `None`: there is none.
+fn trusted(settings: &Settings, me: ShardId, shards: usize, debug_config: &str) -> Option<StargateOptions> {
+    if !settings.has_trusted_listener() {
+        return None;
+    }
+    let (limits, stargate) = (&settings.limits, &settings.stargate);
+    let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
+    Some(StargateOptions {
+        head: HeadLimits { nominations_void: true, ..HeadLimits::new(head_bytes_max, b"") },
+        router: TargetRouterOptions {
+            me,
+            shards,
+            max_connect_retries: stargate.max_connect_retries,
+            max_request_retries: stargate.max_request_retries,
+            grace_ms: stargate.deregistered_model_grace_ms,
+            seed: RandomState::new().build_hasher().finish(),
+        },
+        lb_config: settings.lb_config.clone().unwrap_or_else(|| Arc::new(LbConfig::permissive())),
+        replay_bytes_max: stargate.replay_bytes_max,
+        connect_timeout_ms: stargate.connect_timeout_ms,
+        head_timeout_ms: stargate.response_head_timeout_ms,
+        requires_retry_signal: stargate.require_retry_signal,
+        retry_budget_header: stargate.retry_budget_header.as_bytes().into(),
+        debug_config: debug_config.into(),
+        levels: Levels {
+            warn: tracing::enabled!(tracing::Level::WARN),
+            info: tracing::enabled!(tracing::Level::INFO),
+            debug: tracing::enabled!(tracing::Level::DEBUG),
+        },
+    })
 }
 
 /// Asks for as many descriptors as the connections may need: one for the client, one for the server.

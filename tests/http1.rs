@@ -555,7 +555,7 @@ fn responses_are_reframed_for_the_client() {
             &head,
             text.as_bytes(),
             b"",
-            &ResponseRewrite { framing, keep_alive, client_minor },
+            &ResponseRewrite { framing, keep_alive, client_minor, ..ResponseRewrite::default() },
         );
         let again = response_in_steps(&out, out.len(), Method::Get).unwrap().unwrap();
         assert_eq!(again.framing, framing);
@@ -568,8 +568,7 @@ fn responses_are_reframed_for_the_client() {
 #[test]
 fn limits_have_their_statuses() {
     let status = |input: &[u8]| {
-        let limits =
-            HeadLimits { head_bytes_max: 2048, target_bytes_max: 512, router_prefix: Box::default() };
+        let limits = HeadLimits { target_bytes_max: 512, ..HeadLimits::new(2048, b"") };
         let verdict = parse_request(input, &mut HeadScan::default(), &limits, &mut RequestHead::default());
         verdict.map_err(|error| error.rejection.row().status)
     };

@@ -42,7 +42,8 @@ impl NaiveWheel {
 
 fn wheel_of(weights: &[f64]) -> Wheel {
     let mut wheel = Wheel::new(weights.len());
-    wheel.set_weights(weights.iter().map(|w| fixed_weight(*w)));
+    let weights: Vec<u64> = weights.iter().map(|w| fixed_weight(*w)).collect();
+    wheel.set_weights(&weights);
     wheel
 }
 
@@ -57,6 +58,14 @@ fn candidates(weights: &[f64], in_flight: &[u32], shown: &[usize]) -> Vec<Candid
         prefill_tokens: 0,
     };
     shown.iter().map(one).collect()
+}
+
+/// Turns the wheel with exactly `shown` to be seen.
+fn turn(wheel: &mut Wheel, servers: usize, shown: &[usize]) -> usize {
+    for slot in 0..servers {
+        wheel.show(slot as u16, shown.contains(&slot));
+    }
+    wheel.turn() as usize
 }
 
 fn weight() -> impl Strategy<Value = f64> {
@@ -104,16 +113,23 @@ proptest! {
     #[test]
     fn weighted_round_robin_is_the_naive_wheel((weights, rounds) in wheel_case()) {
         let mut naive = NaiveWheel::new(&weights);
-        let mut wheel = wheel_of(&weights);
+        // One that is told who is to be seen, one that is shown them each time, and one that is used either way in turns.
+        let (mut told, mut shown_to, mut both) = (wheel_of(&weights), wheel_of(&weights), wheel_of(&weights));
         let idle = vec![0; weights.len()];
-        for shown in rounds {
+        for (round, shown) in rounds.into_iter().enumerate() {
             // A score that had to be clamped to its bound leaves the naive model by intent, see
             // `what_a_server_can_save_up_is_bounded`.
             let sum: i128 = naive.weights.iter().sum();
             prop_assume!(naive.current.iter().all(|score| score.abs() <= 2 * sum));
-            let whole = shown.len() == weights.len();
-            let choice = WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), whole);
-            prop_assert_eq!(choice.slot as usize, naive.pick(&shown));
+            let choice = WeightedRoundRobin.choose(&mut shown_to, &mut candidates(&weights, &idle, &shown));
+            let wanted = naive.pick(&shown);
+            prop_assert_eq!(choice.slot as usize, wanted);
+            prop_assert_eq!(turn(&mut told, weights.len(), &shown), wanted);
+            let mixed = match round / 3 % 2 {
+                0 => turn(&mut both, weights.len(), &shown),
+                _ => shown[both.turn_among(&candidates(&weights, &idle, &shown))],
+            };
+            prop_assert_eq!(mixed, wanted);
             prop_assert_eq!(choice.backend, BackendId(choice.slot + 100));
             prop_assert_eq!(choice.turned, shown.len() > 1);
         }
@@ -127,8 +143,7 @@ proptest! {
         for (shown, load) in rounds {
             let sum: i128 = naive.weights.iter().sum();
             prop_assume!(naive.current.iter().all(|score| score.abs() <= 2 * sum));
-            let whole = shown.len() == weights.len();
-            let choice = LeastConnections.choose(&mut wheel, &mut candidates(&weights, &load, &shown), whole);
+            let choice = LeastConnections.choose(&mut wheel, &mut candidates(&weights, &load, &shown));
             let less = |a: usize, b: usize| {
                 i128::from(load[a]) * naive.weights[b] < i128::from(load[b]) * naive.weights[a]
             };
@@ -149,16 +164,14 @@ proptest! {
         let sum: f64 = weights.iter().sum();
         let mut here = wheel_of(&weights);
         let mut peer = wheel_of(&weights);
-        let shown: Vec<_> = (0..n).collect();
-        let idle = vec![0; n];
         let mut counts = vec![0.0; n];
         let mut state = seed;
         for _ in 0..1000 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let (turning, following) = if state >> 63 == 0 { (&mut here, &mut peer) } else { (&mut peer, &mut here) };
-            let choice = WeightedRoundRobin.choose(turning, &mut candidates(&weights, &idle, &shown), true);
-            following.follow(choice.slot, 1);
-            counts[choice.slot as usize] += 1.0;
+            let slot = turning.turn();
+            following.follow(slot, 1);
+            counts[slot as usize] += 1.0;
         }
         for (count, weight) in counts.iter().zip(&weights) {
             let wanted = 1000.0 * weight / sum;
@@ -171,16 +184,14 @@ proptest! {
     fn an_undone_pick_changes_nothing((weights, rounds) in wheel_case(), undone in any::<prop::sample::Index>()) {
         let mut wheel = wheel_of(&weights);
         let mut plain = wheel_of(&weights);
-        let shown: Vec<_> = (0..weights.len()).collect();
-        let idle = vec![0; weights.len()];
         let at = undone.index(rounds.len());
         for i in 0..rounds.len() {
             if i == at && weights.len() > 1 {
-                let choice = WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), true);
-                wheel.follow(choice.slot, -1);
+                let slot = wheel.turn();
+                wheel.follow(slot, -1);
             }
-            let a = WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), true);
-            let b = WeightedRoundRobin.choose(&mut plain, &mut candidates(&weights, &idle, &shown), true);
+            let a = wheel.turn();
+            let b = plain.turn();
             prop_assert_eq!(a, b);
         }
     }
@@ -188,12 +199,10 @@ proptest! {
 
 fn sequence(weights: &[f64], picks: usize) -> String {
     let mut wheel = wheel_of(weights);
-    let shown: Vec<_> = (0..weights.len()).collect();
-    let idle = vec![0; weights.len()];
     (0..picks)
         .map(|_| {
-            let choice = WeightedRoundRobin.choose(&mut wheel, &mut candidates(weights, &idle, &shown), true);
-            char::from(b'A' + choice.slot as u8)
+            let slot = wheel.turn();
+            char::from(b'A' + slot as u8)
         })
         .collect()
 }
@@ -215,11 +224,7 @@ fn what_a_server_can_save_up_is_bounded() {
     for _ in 0..10_000 {
         wheel.follow(0, 1000);
     }
-    let shown = [0, 1, 2];
-    let idle = [0; 3];
-    let picks: Vec<_> = (0..30)
-        .map(|_| WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), true).slot)
-        .collect();
+    let picks: Vec<_> = (0..30).map(|_| wheel.turn()).collect();
     let first = picks.iter().position(|slot| *slot == 0).expect("server 0 is not locked out");
     assert!(first <= 12, "server 0 sat out {first} picks");
 }
@@ -238,16 +243,16 @@ fn extreme_weights_do_not_overflow() {
         wheel.follow(slot, i64::MAX);
         wheel.follow(n as u16 - 1 - slot, -i64::MAX);
         wheel.follow(slot, 100);
-        WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown[..n / 2]), false);
+        WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown[..n / 2]));
     }
     // Whatever was saved up or owed, at most two rounds each, is paid by now.
     for _ in 0..30 * n {
-        WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), true);
+        wheel.turn();
     }
     let mut again = vec![0_i32; n];
     for _ in 0..10 * n {
-        let choice = WeightedRoundRobin.choose(&mut wheel, &mut candidates(&weights, &idle, &shown), true);
-        again[choice.slot as usize] += 1;
+        let slot = wheel.turn();
+        again[slot as usize] += 1;
     }
     assert!(again[1..].iter().all(|count| (9..=11).contains(count)), "{again:?}");
 }

@@ -115,3 +115,100 @@ fn engine_and_demo_arguments_keep_to_their_ranges() {
         assert!(parse(bad).is_err(), "{bad:?}");
     }
 }
+
+/// Every flag of `stargate` that has an effect: a value, its variable, and what it makes of the effective file.
+const STARGATE_FLAGS: &[(&str, &str, &str, &str)] = &[
+    ("--stargate-id", "sg-9", "", "id = \"sg-9\""),
+    ("--http-listen-addr", "127.0.0.1:1", "", "address = \"127.0.0.1:1\""),
+    ("--metrics-port", "2", "", "metrics_address = \"0.0.0.0:2\""),
+    ("--metrics-prefix", "sg_", "", "metrics_prefix = \"sg_\""),
+    ("--admin", "[::1]:0", "RINGWAY_ADMIN", "address = \"[::1]:0\""),
+    ("--health-path", "/up", "RINGWAY_HEALTH_PATH", "path = \"/up\""),
+    ("--deregistered-model-grace-ms", "3", "", "deregistered_model_grace_ms = 3"),
+    (
+        "--registration-update-idle-timeout-ms",
+        "4000",
+        "STARGATE_REGISTRATION_UPDATE_IDLE_TIMEOUT_MS",
+        "registration_ttl_ms = 4000",
+    ),
+    (
+        "--registration-update-max-idle-timeout-ms",
+        "70000",
+        "STARGATE_REGISTRATION_UPDATE_MAX_IDLE_TIMEOUT_MS",
+        "registration_ttl_ms_max = 70000",
+    ),
+    ("--proxy-max-connect-retries", "5", "STARGATE_PROXY_MAX_CONNECT_RETRIES", "max_connect_retries = 5"),
+    ("--proxy-max-request-retries", "6", "STARGATE_PROXY_MAX_REQUEST_RETRIES", "max_request_retries = 6"),
+    ("--proxy-max-replay-body-bytes", "7", "STARGATE_PROXY_MAX_REPLAY_BODY_BYTES", "replay_bytes_max = 7"),
+    (
+        "--proxy-require-pylon-retry-signal",
+        "false",
+        "STARGATE_PROXY_REQUIRE_PYLON_RETRY_SIGNAL",
+        "require_retry_signal = false",
+    ),
+    (
+        "--proxy-retry-budget-header",
+        "x-b",
+        "STARGATE_PROXY_RETRY_BUDGET_HEADER",
+        "retry_budget_header = \"x-b\"",
+    ),
+    ("--quic-connect-timeout-ms", "8", "", "connect_timeout_ms = 8"),
+    ("--quic-request-timeout-ms", "9", "", "response_head_timeout_ms = 9"),
+    ("--shutdown-drain-timeout-ms", "10", "", "drain_timeout_ms = 10"),
+    ("--cores", "0,2-3", "RINGWAY_CORES", "cores = \"0,2-3\""),
+    ("--driver", "epoll", "RINGWAY_DRIVER", "driver = \"epoll\""),
+    ("--log-level", "trace", "RINGWAY_LOG_LEVEL", "level = \"trace\""),
+    ("--log-format", "json", "RINGWAY_LOG_FORMAT", "format = \"json\""),
+];
+
+fn stargate_args(arguments: &[&str]) -> StargateArgs {
+    let required = ["--stargate-id=s", "--advertise-addr=a:1", "--stargate-discovery-dns-name=d"];
+    let given = |flag: &&&str| {
+        !arguments.iter().any(|argument| argument.starts_with(flag.split('=').next().unwrap()))
+    };
+    let all = ["ringway", "stargate"].iter().chain(required.iter().filter(given)).chain(arguments);
+    match Cli::try_parse_from(all).unwrap_or_else(|e| panic!("{e}")).command {
+        Command::Stargate(args) => *args,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn stargate_s_flags_reach_their_keys_and_keep_its_defaults() {
+    let plain = stargate_args(&[]).settings().unwrap();
+    let text = plain.to_toml();
+    for line in [
+        "address = \"0.0.0.0:8000\"",
+        "profile = \"stargate\"",
+        "metrics_address = \"0.0.0.0:9090\"",
+        "metrics_prefix = \"stargate_\"",
+        "deregistered_model_grace_ms = 900000",
+        "max_connect_retries = 2",
+        "max_request_retries = 2",
+        "replay_bytes_max = 67108864",
+        "require_retry_signal = true",
+        "retry_budget_header = \"x-stargate-max-wait-ms\"",
+        "connect_timeout_ms = 2000",
+        "response_head_timeout_ms = 30000",
+        "drain_timeout_ms = 30000",
+        "registration_ttl_ms = 60000",
+        "registration_ttl_ms_max = 300000",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}");
+    }
+    assert!(plain.warnings().is_empty() && plain.all_servers().next().is_none(), "{:?}", plain.warnings());
+    let command = Cli::command();
+    let stargate = command.find_subcommand("stargate").unwrap();
+    for (flag, value, variable, line) in STARGATE_FLAGS {
+        let argument = stargate.get_arguments().find(|argument| Some(&flag[2..]) == argument.get_long());
+        let known =
+            argument.unwrap_or_else(|| panic!("no {flag}")).get_env().map(|name| name.to_str().unwrap());
+        assert_eq!(known.unwrap_or(""), *variable, "{flag}");
+        let settings = stargate_args(&[&format!("{flag}={value}")]).settings().unwrap();
+        assert!(!text.lines().any(|found| found == *line), "{line} is a default");
+        assert!(settings.to_toml().lines().any(|found| found == *line), "{flag}");
+    }
+    let with_servers = stargate_args(&["--backend", "gpu0=http://h:1,http://h:2"]).settings().unwrap();
+    let servers: Vec<_> = with_servers.all_servers().map(|s| (s.name.as_str(), s.max_concurrency)).collect();
+    assert_eq!(servers, [("gpu0", 0), ("h:2", 0)], "limits are what engines report");
+}

@@ -1,8 +1,8 @@
 //! The admin listener: health, readiness, metrics, state and configuration of this process, over HTTP/1.1.
 //!
-//! *Invariant*: only `PATCH` and `POST` change anything, and never for a page of another origin. No secret is in any answer.
-//! *Bound and cost*: [`CONNECTIONS_MAX`] connections, one task each; heads of [`HEAD_BYTES_MAX`], request bodies of
-//! [`BODY_BYTES_MAX`], dropped where nothing asks for them; [`IDLE_MS`] to send a head or to take an answer in.
+//! *Invariant*: `GET` changes nothing, and nothing is changed for a page of another origin. No secret is in any answer.
+//! *Bound and cost*: [`CONNECTIONS_MAX`] connections per listener, one task each; heads of [`HEAD_BYTES_MAX`], request bodies of
+//! [`BODY_BYTES_MAX`] (registrations more), dropped where nothing asks for them; [`IDLE_MS`] to send a head or to take an answer in.
 //! *Errors*: 400, 413, 414, 431 as the heads' parser says; 404 and 405 name what there is; 503 over the connection limit.
 //! *Source*: the configuration reference, admin API; RFC 9110 sections 9.3.2, 15.5.6.
 
@@ -18,16 +18,18 @@ use tracing::{debug, warn};
 
 use super::Shared;
 use super::port::Port;
+use crate::limits::REGISTRATIONS_MAX;
 use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, RequestHead, parse_request};
 use crate::runtime;
 
 mod page;
+mod registrations;
 mod servers;
 mod show;
 
 pub use page::Answer;
 
-/// Connections at once.
+/// Connections at once; where servers may register, each of them may keep one more.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Size of a request head.
 pub const HEAD_BYTES_MAX: u32 = 16 << 10;
@@ -42,24 +44,38 @@ const REPORT_WAIT_MS: u64 = 200;
 /// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_RETRY_MS: u64 = 100;
 
+/// What a listener answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// Everything.
+    Admin,
+    /// `GET /metrics` and nothing else.
+    Metrics,
+}
+
 /// The accept loop, to be spawned. It ends with the process and is never selected against: giving up an accept may lose
 /// a descriptor.
 pub fn serve<P: Port + 'static>(
     shared: Rc<Shared<P>>,
     listener: TcpListener,
+    face: Face,
 ) -> io::Result<impl Future<Output = ()> + use<P>> {
     runtime::adapt(&listener)?;
     let listener = monoio::net::TcpListener::from_std(listener)?;
     let open = Rc::new(());
+    let connections_max = match face {
+        Face::Admin if shared.options.trusted.is_some() => CONNECTIONS_MAX + REGISTRATIONS_MAX,
+        Face::Admin | Face::Metrics => CONNECTIONS_MAX,
+    };
     Ok(async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     // One count is the loop's own.
-                    let busy = Rc::strong_count(&open) > CONNECTIONS_MAX;
+                    let busy = Rc::strong_count(&open) > connections_max;
                     let (shared, open) = (shared.clone(), open.clone());
                     monoio::spawn(async move {
-                        if let Err(failure) = converse(&shared, stream, busy).await {
+                        if let Err(failure) = converse(&shared, stream, face, busy).await {
                             debug!("admin connection: {failure}");
                         }
                         drop(open);
@@ -75,7 +91,12 @@ pub fn serve<P: Port + 'static>(
 }
 
 /// One connection to its end.
-async fn converse<P: Port>(shared: &Shared<P>, mut stream: TcpStream, busy: bool) -> io::Result<()> {
+async fn converse<P: Port + 'static>(
+    shared: &Rc<Shared<P>>,
+    mut stream: TcpStream,
+    face: Face,
+    busy: bool,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if busy {
         let answer = Answer::error(503, "too_many_connections", "too many admin connections are open");
@@ -100,17 +121,21 @@ async fn converse<P: Port>(shared: &Shared<P>, mut stream: TcpStream, busy: bool
             return part(stream, &answer, Method::Get).await;
         }
         let reader = BodyReader::new(head.framing);
-        let (answer, rest) = if page::takes_body(&head, &received) {
+        let body_bytes_max = match face {
+            Face::Admin => page::body_bytes_max(&head, &received),
+            Face::Metrics => None,
+        };
+        let (answer, rest) = if let Some(body_bytes_max) = body_bytes_max {
             let pending = received[head.head_len..].to_vec();
             if head.expect_continue && pending.is_empty() {
                 timed(stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n".to_vec())).await?.0?;
             }
-            match take_body(&mut stream, reader, pending).await? {
-                Ok((body, rest)) => (page::answer(shared, &head, &received, &body).await, Some(rest)),
+            match take_body(&mut stream, reader, pending, body_bytes_max).await? {
+                Ok((body, rest)) => (page::answer(shared, face, &head, &received, &body).await, Some(rest)),
                 Err(answer) => (answer, None),
             }
         } else {
-            let answer = page::answer(shared, &head, &received, b"").await;
+            let answer = page::answer(shared, face, &head, &received, b"").await;
             // A client that waits for 100 gets its final answer instead; its body may or may not follow, so the
             // connection cannot go on.
             match head.keep_alive && !head.expect_continue && !shared.draining() {
@@ -136,6 +161,7 @@ async fn take_body(
     stream: &mut TcpStream,
     mut reader: BodyReader,
     mut pending: Vec<u8>,
+    body_bytes_max: usize,
 ) -> io::Result<Result<(Vec<u8>, Vec<u8>), Answer>> {
     let mut body = Vec::new();
     loop {
@@ -146,8 +172,8 @@ async fn take_body(
             body.extend_from_slice(&pending[decoded.data]);
             pending.drain(..decoded.consumed);
         }
-        if body.len() > BODY_BYTES_MAX {
-            let message = format!("the body is over {BODY_BYTES_MAX} bytes");
+        if body.len() > body_bytes_max {
+            let message = format!("the body is over {body_bytes_max} bytes");
             return Ok(Err(Answer::error(413, "body_too_large", &message)));
         }
         if reader.is_done() {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use monoio::io::{AsyncReadRent, AsyncWriteRentExt};
 use monoio::net::{TcpStream, UnixStream};
 
+use crate::clock::Clock;
 use crate::proto::backend::catalog::Address;
 use crate::proto::http1::{BodyReader, HeadLimits, HeadScan, Method, Parse, ResponseHead, parse_response};
 
@@ -32,6 +33,8 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// Sent as a bearer token.
     pub api_key: Option<&'a str>,
+    /// Further header lines, each with its CRLF; mostly empty.
+    pub lines: &'a str,
 }
 
 /// A server's answer.
@@ -41,6 +44,8 @@ pub struct Response {
     pub body: Vec<u8>,
     /// Which of the addresses answered.
     pub address: usize,
+    /// From the request's first byte, on a connection that stood, to the answer's last.
+    pub exchange_ns: u64,
 }
 
 impl Response {
@@ -130,12 +135,14 @@ pub async fn fetch(
     request: Request<'_>,
     timeout_ms: u64,
     body_bytes_max: usize,
+    clock: &Clock,
 ) -> Result<Response, FetchError> {
     let whole = async {
         let (mut stream, address) = connect(addresses, timeout_ms).await?;
+        let began = clock.now();
         stream.write_all(encode(&request)).await.map_err(FetchError::Io)?;
         let (status, body) = read_response(&mut stream, body_bytes_max).await?;
-        Ok(Response { status, body, address })
+        Ok(Response { status, body, address, exchange_ns: clock.now().since(began) })
     };
     match monoio::time::timeout(Duration::from_millis(timeout_ms), whole).await {
         Ok(result) => result,
@@ -169,6 +176,7 @@ fn encode(request: &Request<'_>) -> Vec<u8> {
             head.extend_from_slice(part.as_bytes());
         }
     }
+    head.extend_from_slice(request.lines.as_bytes());
     head.extend_from_slice(b"Connection: close\r\n\r\n");
     head
 }

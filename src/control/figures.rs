@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::targets::Targets;
 use crate::proto::account::drift::Drift;
 use crate::proto::backend::catalog::{Catalog, RoutingMode};
 use crate::proto::backend::grouping::MIXED;
@@ -36,6 +37,8 @@ pub struct ServerRow {
     /// One word: `up`, `down`, `benched`, `learning`, `unresolved`, `drained`.
     pub state: &'static str,
     pub standing: Standing,
+    /// It registered itself.
+    pub registered: bool,
     pub weight: f64,
     pub max_concurrency: u32,
     pub max_input_tokens: u32,
@@ -107,6 +110,8 @@ pub struct Figures {
     pub queue_wait: Times,
     pub first_token: Times,
     pub overhead: Times,
+    /// Of Stargate listeners.
+    pub targets: Targets,
 }
 
 impl Figures {
@@ -148,6 +153,7 @@ impl Figures {
                     pool_index,
                     state,
                     standing,
+                    registered: server.registered,
                     weight: server.weight,
                     max_concurrency: server.max_concurrency,
                     max_input_tokens: server.max_input_tokens,
@@ -174,6 +180,7 @@ impl Figures {
             queue_wait: Times::default(),
             first_token: Times::default(),
             overhead: Times::default(),
+            targets: Targets::sum(catalog, reports),
         };
         for report in reports.iter().flatten() {
             figures.add(report);
@@ -275,6 +282,7 @@ pub mod tests {
             kv_capacity_blocks: 1,
             api_key: None,
             models: Some(Vec::new()),
+            registered: false,
             removed: false,
         }
     }

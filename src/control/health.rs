@@ -56,6 +56,11 @@ impl Check {
         }
     }
 
+    /// A server that somebody waits for: due now.
+    pub fn at_once(index: usize, now: Nanos) -> Self {
+        Check { due: now, ..Check::new(index, now) }
+    }
+
     pub const fn up(&self) -> bool {
         self.up
     }

@@ -17,6 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::figures::{Figures, ServerRow};
+use super::targets;
 use crate::proto::error::Rejection;
 use crate::proto::message::UpstreamFault;
 use crate::proto::report::{BUCKETS_NS, Times};
@@ -46,10 +47,10 @@ impl Format {
     }
 }
 
-/// Writes the page.
-pub fn render(figures: Figures, format: Format) -> String {
+/// Writes the page. `prefix`: what the names of the Stargate family's metrics begin with; `None`: no listener follows it.
+pub fn render(figures: Figures, prefix: Option<&str>, format: Format) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page { figures }));
+    registry.register_collector(Box::new(Page { figures, prefix: prefix.map(str::to_owned) }));
     let mut page = String::new();
     match format {
         Format::Prometheus => prometheus_text::encode(&mut page, &registry),
@@ -62,14 +63,22 @@ pub fn render(figures: Figures, format: Format) -> String {
 #[derive(Debug)]
 struct Page {
     figures: Figures,
+    prefix: Option<String>,
+}
+
+/// A histogram: how many values are in each bucket, by upper bound.
+pub(super) struct Buckets {
+    pub(super) sum: f64,
+    pub(super) count: u64,
+    pub(super) buckets: Vec<(f64, u64)>,
 }
 
 /// Writes whole families, one after the other.
-struct Writer<'a>(DescriptorEncoder<'a>);
+pub(super) struct Writer<'a>(DescriptorEncoder<'a>);
 
 impl Writer<'_> {
     /// `name` without `_total`, which the encoder adds.
-    fn counters<L: EncodeLabelSet>(
+    pub(super) fn counters<L: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
@@ -87,7 +96,7 @@ impl Writer<'_> {
         ConstCounter::new(count).encode(metric)
     }
 
-    fn gauges<L: EncodeLabelSet, N: EncodeGaugeValue>(
+    pub(super) fn gauges<L: EncodeLabelSet, N: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
@@ -100,9 +109,27 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn gauge<N: EncodeGaugeValue>(&mut self, name: &str, help: &str, value: N) -> Result<(), Error> {
+    pub(super) fn gauge<N: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        value: N,
+    ) -> Result<(), Error> {
         let metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(value).encode(metric)
+    }
+
+    pub(super) fn histograms<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        rows: impl IntoIterator<Item = (L, Buckets)>,
+    ) -> Result<(), Error> {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, Buckets { sum, count, buckets }) in rows {
+            family.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
     }
 
     fn times(&mut self, name: &str, help: &str, times: &Times) -> Result<(), Error> {
@@ -163,7 +190,7 @@ impl Writer<'_> {
     }
 }
 
-fn seconds(ns: u64) -> f64 {
+pub(super) fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
@@ -291,7 +318,11 @@ impl Collector for Page {
             "ringway_touch_bytes",
             "Bytes that telling them took.",
             figures.shards.iter().map(|row| row.touch_bytes).sum(),
-        )
+        )?;
+        match &self.prefix {
+            Some(prefix) => targets::encode(&mut page, prefix, &figures.targets),
+            None => Ok(()),
+        }
     }
 }
 
@@ -308,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_page_has_every_name_with_its_labels() {
-        let page = render(sample(), Format::Prometheus);
+        let page = render(sample(), None, Format::Prometheus);
         for line in [
             concat!("ringway_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             r#"ringway_requests_total{pool="chat",server="gpu0",status="200"} 40"#,
@@ -359,7 +390,7 @@ mod tests {
         figures.shards[0].touches_sent = 4;
         figures.shards[1].touches_sent = 1;
         figures.shards[1].touch_bytes = 640;
-        let page = render(figures, Format::Prometheus);
+        let page = render(figures, None, Format::Prometheus);
         for line in [
             r#"ringway_drift_ratio{pool="chat",server="gpu1"} -0.25"#,
             r#"ringway_prefix_blocks_total{server="gpu0",kind="matched"} 6"#,
@@ -384,7 +415,7 @@ mod tests {
 
     #[test]
     fn histograms_are_cumulative_in_seconds_and_end_in_infinity() {
-        let page = render(sample(), Format::Prometheus);
+        let page = render(sample(), None, Format::Prometheus);
         for line in [
             r#"ringway_queue_wait_seconds_bucket{le="1e-05"} 0"#,
             r#"ringway_queue_wait_seconds_bucket{le="2.5e-05"} 2"#,
@@ -403,7 +434,7 @@ mod tests {
 
     #[test]
     fn no_sample_stands_twice_and_every_family_has_help_and_type() {
-        let page = render(sample(), Format::Prometheus);
+        let page = render(sample(), None, Format::Prometheus);
         let mut samples = std::collections::HashSet::new();
         let mut families = 0;
         for line in page.lines() {
@@ -423,7 +454,7 @@ mod tests {
         assert_eq!(asked, Format::OpenMetrics);
         assert_eq!(Format::accepted(Some(b"*/*")), Format::Prometheus);
         assert_eq!(Format::accepted(None), Format::Prometheus);
-        let page = render(sample(), Format::OpenMetrics);
+        let page = render(sample(), None, Format::OpenMetrics);
         assert!(page.ends_with("# EOF\n"));
         has(&page, r#"ringway_requests_total{pool="chat",server="gpu0",status="200"} 40"#);
         has(&page, "# TYPE ringway_requests counter");
@@ -433,6 +464,6 @@ mod tests {
     fn a_name_with_quotes_stays_one_label() {
         let mut figures = sample();
         figures.servers[0].name = "a\"b\\c".into();
-        has(&render(figures, Format::Prometheus), r#"ringway_in_flight{server="a\"b\\c"} 4"#);
+        has(&render(figures, None, Format::Prometheus), r#"ringway_in_flight{server="a\"b\\c"} 4"#);
     }
 }

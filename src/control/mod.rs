@@ -1,10 +1,11 @@
 //! Everything that is not on a request's path, on one thread that is pinned to no core.
 //!
 //! * [`health`], [`models`], [`scrape`], [`resolve`], [`watch`]: what servers are up, what they serve and hold.
+//! * [`registrations`]: servers that say themselves that they are there.
 //! * [`state`]: what follows from that, and what the shards are told ([`port`]).
 //! * [`drain`], [`signals`]: how the process ends.
-//! * [`admin`], [`figures`], [`metrics`]: what operators see.
-//! * [`faults`]: what shards report, in a readable log.
+//! * [`admin`], [`figures`], [`targets`], [`metrics`]: what operators see.
+//! * [`faults`], `stargate_log`: what shards report, in a readable log.
 //!
 //! *Invariant*: nothing here blocks a shard; shards hear of changes through their rings. Nothing polls: tasks sleep until a
 //! socket, a timer or a wake-up descriptor moves.
@@ -21,10 +22,13 @@ pub mod metrics;
 pub mod models;
 pub mod notify;
 pub mod port;
+pub mod registrations;
 pub mod resolve;
 pub mod scrape;
 pub mod signals;
+mod stargate_log;
 pub mod state;
+pub mod targets;
 pub mod watch;
 
 use std::cell::RefCell;
@@ -37,13 +41,14 @@ use std::time::Duration;
 
 use tracing::{debug, error, info, warn};
 
+use self::admin::Face;
 use self::drain::Shutdown;
 use self::health::Rules;
 use self::notify::Notify;
 use self::port::Port;
 use self::resolve::Resolver;
 use self::signals::{Bell, Signals};
-use self::state::State;
+use self::state::{State, Trusted};
 use crate::clock::{Clock, Nanos};
 use crate::proto::backend::catalog::Catalog;
 use crate::proto::config::{Driver, EngineMetrics, Settings};
@@ -77,8 +82,20 @@ pub struct Options {
     pub names: Vec<Option<(Box<str>, u16)>>,
     /// Per server of the catalog: how its engine publishes its figures.
     pub engine_metrics: Vec<EngineMetrics>,
+    /// What trusted listeners go by; `None`: there are none.
+    pub trusted: Option<Trusted>,
+    /// What the names of their metrics begin with.
+    pub metrics_prefix: Box<str>,
     /// The effective configuration as TOML, without secrets.
     pub config_text: String,
+}
+
+/// Where others than clients come in.
+#[derive(Debug)]
+pub struct Doors {
+    pub admin: TcpListener,
+    /// For `GET /metrics` and nothing else.
+    pub metrics: Option<TcpListener>,
 }
 
 impl Options {
@@ -95,6 +112,8 @@ impl Options {
             drain_timeout_ms: settings.limits.drain_timeout_ms,
             names: settings.all_servers().map(|server| server.url.unresolved().map(name)).collect(),
             engine_metrics: settings.all_servers().map(|server| server.metrics).collect(),
+            trusted: Trusted::new(settings),
+            metrics_prefix: settings.stargate.metrics_prefix.as_str().into(),
             config_text: settings.to_toml(),
         }
     }
@@ -111,6 +130,10 @@ pub struct Shared<P> {
     resolved: Notify,
     /// The catalog or a server's health may have changed.
     changed: Notify,
+    /// The shards' rings have what had changed.
+    published: Notify,
+    /// A check ended.
+    checked: Notify,
     /// Notices arrived or a signal was handled.
     moved: Notify,
     /// Notices were taken in.
@@ -127,12 +150,12 @@ pub fn run<P: Port + 'static>(
     clock: Clock,
     port: P,
     catalog: Catalog,
-    admin_listener: TcpListener,
+    doors: Doors,
     signals: Signals,
     ready: impl FnOnce() + 'static,
 ) -> io::Result<u8> {
     let uring = options.uring;
-    runtime::block_on(uring, serve(options, clock, port, catalog, admin_listener, signals, ready))?
+    runtime::block_on(uring, serve(options, clock, port, catalog, doors, signals, ready))?
 }
 
 async fn serve<P: Port + 'static>(
@@ -140,7 +163,7 @@ async fn serve<P: Port + 'static>(
     clock: Clock,
     port: P,
     catalog: Catalog,
-    admin_listener: TcpListener,
+    doors: Doors,
     signals: Signals,
     ready: impl FnOnce() + 'static,
 ) -> io::Result<u8> {
@@ -151,6 +174,7 @@ async fn serve<P: Port + 'static>(
     let servers = catalog.servers.len();
     let mut state = State::new(port, options.rules, catalog, options.names.clone(), shutdown, now);
     state.set_engine_metrics(&options.engine_metrics);
+    state.trust(options.trusted.clone());
     let shared = Rc::new(Shared {
         options,
         clock,
@@ -158,6 +182,8 @@ async fn serve<P: Port + 'static>(
         resolver: RefCell::new(resolver),
         resolved: Notify::default(),
         changed: Notify::default(),
+        published: Notify::default(),
+        checked: Notify::default(),
         moved: Notify::default(),
         polled: Notify::default(),
     });
@@ -167,10 +193,13 @@ async fn serve<P: Port + 'static>(
     monoio::spawn(take_wakes(shared.clone(), wake_fd));
     monoio::spawn(watch::take_answers(shared.clone(), answers));
     monoio::spawn(publish(shared.clone()));
-    monoio::spawn(admin::serve(shared.clone(), admin_listener)?);
+    monoio::spawn(admin::serve(shared.clone(), doors.admin, Face::Admin)?);
+    if let Some(metrics) = doors.metrics {
+        monoio::spawn(admin::serve(shared.clone(), metrics, Face::Metrics)?);
+    }
     for index in 0..servers {
         let id = BackendId(u16::try_from(index).expect("the number of servers was checked"));
-        monoio::spawn(watch::watch(shared.clone(), id));
+        monoio::spawn(watch::watch(shared.clone(), id, 0));
     }
     shared.changed.notify();
     Ok(turn(&shared, ready).await)
@@ -197,6 +226,7 @@ async fn turn<P: Port>(shared: &Shared<P>, ready: impl FnOnce()) -> u8 {
             }
             (state.deadline(), state.flush())
         };
+        watch::notify_if_changed(shared);
         if let Some(code) = shared.state.borrow().exit() {
             return code;
         }
@@ -239,6 +269,7 @@ async fn publish<P: Port + 'static>(shared: Rc<Shared<P>>) {
     loop {
         seen = shared.changed.changed(seen).await;
         shared.state.borrow_mut().publish(shared.clock.now());
+        shared.published.notify();
         // What the rings had no room for is the main task's to send.
         shared.moved.notify();
         monoio::time::sleep(Duration::from_millis(PUBLISH_GAP_MS)).await;

@@ -16,6 +16,8 @@
 //! *Errors*: debug lines in the log.
 //! *Source*: the Lifeboat rules, section 5.5; the engines' own documentation of these endpoints.
 
+pub mod load;
+
 use std::rc::Rc;
 
 use serde_json::Value;

@@ -28,11 +28,16 @@ use crate::proto::report::ShardReport;
 
 mod engines;
 mod live;
+mod names;
 mod shares;
+mod targets;
 
 pub use engines::CapacitySource;
 use engines::Engine;
+pub use names::RESOLVE_RETRY_MS;
 use shares::Shares;
+use targets::Targets;
+pub use targets::{Opened, Refused, Trusted};
 
 /// Models named in one line of the log; the rest is a count.
 const MODELS_LOGGED_MAX: usize = 8;
@@ -65,6 +70,36 @@ struct Watched {
     /// Until when it is benched. A verdict of one shard holds on all.
     benched_until: Nanos,
     engine: Engine,
+    /// Counts how often the server was taken up and given up.
+    life: u64,
+}
+
+impl Watched {
+    fn new(
+        check: Check,
+        now: Nanos,
+        name: Option<(Box<str>, u16)>,
+        configured: bool,
+        kind: EngineMetrics,
+    ) -> Self {
+        Watched {
+            check,
+            name,
+            resolved: Vec::new(),
+            asked: false,
+            unresolved_told: false,
+            resolve_due: now,
+            configured,
+            listed: Vec::new(),
+            learn_due: now,
+            learning: false,
+            silent: false,
+            generation: 0,
+            benched_until: Nanos::ZERO,
+            engine: Engine::new(kind),
+            life: 0,
+        }
+    }
 }
 
 /// How a shard runs.
@@ -92,15 +127,12 @@ pub struct State<P> {
     report_number: u64,
     shares: Shares,
     faults: FaultLog,
+    targets: Targets,
     shutdown: Shutdown,
     ready: Option<bool>,
     exit: Option<u8>,
 }
 
-/// How often a name is looked up again, in milliseconds.
-pub const RESOLVE_EVERY_MS: u64 = 30_000;
-/// How soon after a failed check a name may be looked up again, in milliseconds.
-pub const RESOLVE_RETRY_MS: u64 = 1_000;
 /// How often a list of models is read again, in milliseconds.
 pub const LEARN_EVERY_MS: u64 = 30_000;
 /// A shard failed while the process started.
@@ -123,21 +155,9 @@ impl<P: Port> State<P> {
             .iter()
             .zip(names)
             .enumerate()
-            .map(|(index, (server, name))| Watched {
-                check: Check::new(index, now),
-                name,
-                resolved: Vec::new(),
-                asked: false,
-                unresolved_told: false,
-                resolve_due: now,
-                configured: server.models.is_some(),
-                listed: Vec::new(),
-                learn_due: now,
-                learning: false,
-                silent: false,
-                generation: 0,
-                benched_until: Nanos::ZERO,
-                engine: Engine::new(EngineMetrics::Auto),
+            .map(|(index, (server, name))| {
+                let configured = server.models.is_some();
+                Watched::new(Check::new(index, now), now, name, configured, EngineMetrics::Auto)
             })
             .collect();
         State {
@@ -152,6 +172,7 @@ impl<P: Port> State<P> {
             report_number: 0,
             shares: Shares::default(),
             faults: FaultLog::default(),
+            targets: Targets::default(),
             shutdown,
             ready: None,
             exit: None,
@@ -189,58 +210,6 @@ impl<P: Port> State<P> {
         self.watched[id.index()].check.due()
     }
 
-    /// Where to try to reach a server, best first.
-    pub fn addresses(&self, id: BackendId) -> Vec<Address> {
-        let watched = &self.watched[id.index()];
-        match &watched.name {
-            Some(_) => watched.resolved.iter().map(|address| Address::Tcp(*address)).collect(),
-            None => self.catalog.server(id).address.iter().cloned().collect(),
-        }
-    }
-
-    /// The name to look up for a server if that is due; a question then counts as asked.
-    pub fn take_question(&mut self, id: BackendId, now: Nanos) -> Option<(Box<str>, u16)> {
-        let watched = &mut self.watched[id.index()];
-        if watched.asked || now < watched.resolve_due {
-            return None;
-        }
-        watched.asked = watched.name.is_some();
-        watched.name.clone()
-    }
-
-    /// A name's addresses arrived.
-    pub fn handle_resolved(&mut self, id: BackendId, now: Nanos, answer: std::io::Result<Vec<SocketAddr>>) {
-        let server = &self.catalog.servers[id.index()];
-        let watched = &mut self.watched[id.index()];
-        watched.asked = false;
-        match answer {
-            Ok(mut addresses) => {
-                watched.resolve_due = now.plus_ms(RESOLVE_EVERY_MS);
-                // The address in use stays first while the name still has it: moving a server for nothing would cost
-                // its connections.
-                if let Some(Address::Tcp(current)) = &server.address
-                    && let Some(place) = addresses.iter().position(|address| address == current)
-                {
-                    addresses[..=place].rotate_right(1);
-                }
-                if addresses != watched.resolved {
-                    debug!(server = %server.name, ?addresses, "name resolved");
-                }
-                watched.resolved = addresses;
-                watched.unresolved_told = false;
-            }
-            Err(failure) => {
-                watched.resolve_due = now.plus_ms(RESOLVE_RETRY_MS);
-                // With an old address the checks go on and tell whether it is still right.
-                match watched.unresolved_told {
-                    false => warn!(server = %server.name, url = %server.url, "name not resolved: {failure}"),
-                    true => debug!(server = %server.name, "name not resolved: {failure}"),
-                }
-                watched.unresolved_told = true;
-            }
-        }
-    }
-
     /// A check ended: which of the addresses answered, or why it failed. Returns the generation of the reading of its
     /// list of models that is to start now, if one is.
     pub fn handle_check(
@@ -250,10 +219,11 @@ impl<P: Port> State<P> {
         now: Nanos,
         result: Result<usize, CheckFailure>,
     ) -> Option<u64> {
+        let rules = self.rules(id);
         let server = &mut self.catalog.servers[id.index()];
         let watched = &mut self.watched[id.index()];
         let first = watched.check.unknown();
-        let turn = watched.check.record(&self.rules, started, now, result.is_ok());
+        let turn = watched.check.record(&rules, started, now, result.is_ok());
         match &result {
             Ok(answered) => {
                 if watched.name.is_some()
@@ -278,6 +248,13 @@ impl<P: Port> State<P> {
                 watched.silent = false;
                 watched.generation += 1;
                 returned = watched.generation > 1;
+            }
+            (turn, Err(failure)) if server.registered && (first || turn.is_some()) => {
+                warn!(
+                    inference_server_id = %server.name,
+                    inference_server_url = %server.url,
+                    "health check failed: {failure}"
+                );
             }
             (Some(false), Err(failure)) if !first => {
                 warn!(server = %server.name, url = %server.url, "server down: {failure}");
@@ -319,8 +296,9 @@ impl<P: Port> State<P> {
     /// What this server serves may yet turn out: it has not been checked, or is up and being asked.
     fn undecided(&self, index: usize) -> bool {
         let watched = &self.watched[index];
-        let unlisted = !self.catalog.servers[index].removed && self.catalog.servers[index].models.is_none();
-        watched.check.unknown() || unlisted && watched.check.up() && !watched.silent
+        let server = &self.catalog.servers[index];
+        let unlisted = server.models.is_none() && watched.check.up() && !watched.silent;
+        server.is_pooled() && (watched.check.unknown() || unlisted)
     }
 
     /// Every server has been checked, and those that are up have been asked what they serve.
@@ -403,6 +381,7 @@ impl<P: Port> State<P> {
                 info!(server = %name, shard = shard.0, "server back from the bench");
                 self.watched[backend.index()].benched_until = Nanos::ZERO;
             }
+            Notice::Stargate(notice) => super::stargate_log::log(&notice),
             Notice::Drained { shard } => {
                 debug!(shard = shard.0, "shard drained");
                 let orders = self.shutdown.handle_drained(shard);
@@ -464,13 +443,15 @@ impl<P: Port> State<P> {
         for line in self.faults.sweep(now) {
             self.log_fault(line);
         }
+        self.expire_registrations(now);
         self.ask_sample(now);
         self.update_readiness(now);
     }
 
-    /// When [`State::handle_timeout`] must be called at the latest, beside its regular turn: the shutdown's next step.
+    /// When [`State::handle_timeout`] must be called at the latest, beside its regular turn: the shutdown's next step, or a
+    /// registration that runs out.
     pub fn deadline(&self) -> Nanos {
-        self.shutdown.deadline()
+        self.shutdown.deadline().min(self.registrations_deadline())
     }
 
     /// Brings the shards' catalog and readiness up to date.
@@ -478,6 +459,7 @@ impl<P: Port> State<P> {
         self.changed = false;
         self.catalog.models_body = self.models_body();
         rebuild_groups(&mut self.catalog);
+        self.lay_out();
         // A server that is down, or does not say what it serves, does not leave unknown models open for ever.
         self.catalog.learning = !self.settled();
         if self.published.as_ref() != Some(&self.catalog) {
@@ -487,6 +469,7 @@ impl<P: Port> State<P> {
             let before = self.published.replace(catalog);
             self.forget_moved(before.as_ref());
         }
+        self.tell_reports();
         self.update_readiness(now);
     }
 
@@ -514,7 +497,7 @@ impl<P: Port> State<P> {
             .servers
             .iter()
             .zip(&self.watched)
-            .filter(|(server, watched)| watched.check.up() && !server.removed);
+            .filter(|(server, watched)| watched.check.up() && server.is_pooled());
         models::union(live.map(|(server, watched)| match watched.configured {
             true => Source::Configured(server.models.as_deref().unwrap_or_default()),
             false => Source::Listed(&watched.listed),
@@ -522,14 +505,7 @@ impl<P: Port> State<P> {
     }
 
     fn update_readiness(&mut self, now: Nanos) {
-        let routable = self.catalog.servers.iter().zip(&self.watched).any(|(server, watched)| {
-            watched.check.up()
-                && !server.removed
-                && server.weight > 0.0
-                && server.address.is_some()
-                && server.models.is_some()
-                && watched.benched_until <= now
-        });
+        let routable = self.is_routable(now);
         // Before the first publication the shards know nothing that they could route by.
         let ready = routable && self.published.is_some() && self.phase() == Phase::Serving;
         if self.ready != Some(ready) {

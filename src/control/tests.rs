@@ -179,7 +179,8 @@ fn start(config: &str, port: PlayedPort) -> Running {
         count.fetch_add(1, Ordering::Relaxed);
     };
     let thread = std::thread::spawn(move || {
-        run(options, Clock::new(), shards, catalog, listener, signals, ready).unwrap()
+        run(options, Clock::new(), shards, catalog, Doors { admin: listener, metrics: None }, signals, ready)
+            .unwrap()
     });
     Running { port, admin, end, reload, readied, thread }
 }
@@ -327,7 +328,7 @@ fn a_list_that_cannot_be_read_is_asked_for_again_and_the_servers_key_goes_along(
     let servers =
         [("one", format!("http://{}", engine.address), &*format!("api_key_file = \"{}\"", key.display()))];
     let mut settings = Settings::parse(&config("auto", &servers), Path::new("/"), &[]).unwrap();
-    settings.load_keys(|path| std::fs::read_to_string(path).map_err(|e| e.to_string())).unwrap();
+    settings.load_files(|path| std::fs::read_to_string(path).map_err(|e| e.to_string())).unwrap();
     let (signals, mut end, _reload) = Signals::by_hand();
     let port = PlayedPort::new(1);
     let shards = port.clone();
@@ -336,7 +337,8 @@ fn a_list_that_cannot_be_read_is_asked_for_again_and_the_servers_key_goes_along(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let admin = listener.local_addr().unwrap();
     let thread = std::thread::spawn(move || {
-        run(options, Clock::new(), shards, catalog, listener, signals, || {}).unwrap()
+        run(options, Clock::new(), shards, catalog, Doors { admin: listener, metrics: None }, signals, || {})
+            .unwrap()
     });
     port.wait("up", 0, |told| (health(told, 0) == [true]).then_some(()));
     assert_eq!(status(admin, "GET /readiness"), 503, "up, but nobody knows its models");
@@ -477,7 +479,16 @@ fn over_the_mesh_a_shard_is_heard_at_once_on_both_drivers() {
         let admin = listener.local_addr().unwrap();
         let (signals, mut end, _reload) = Signals::by_hand();
         let thread = std::thread::spawn(move || {
-            run(options, Clock::new(), control, catalog, listener, signals, || {}).unwrap()
+            run(
+                options,
+                Clock::new(),
+                control,
+                catalog,
+                Doors { admin: listener, metrics: None },
+                signals,
+                || {},
+            )
+            .unwrap()
         });
         shard.notify(Notice::Started { io_uring: true, downgrade: None });
         let player = std::thread::spawn(move || {

@@ -15,7 +15,7 @@ use super::health::scatter;
 use super::models::parse_listing;
 use super::port::Port;
 use super::resolve::Question;
-use super::scrape::scrape;
+use super::scrape::{load, scrape};
 use super::signals::Bell;
 use super::state::CheckFailure;
 use super::{BODY_BYTES_MAX, Shared};
@@ -33,25 +33,44 @@ pub async fn sleep_until(now: Nanos, then: Nanos) {
     monoio::time::sleep(Duration::from_nanos(then.since(now))).await;
 }
 
-/// Checks one server for as long as the process runs.
-pub async fn watch<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId) {
+/// Checks one server for as long as this life of it lasts.
+pub async fn watch<P: Port + 'static>(shared: Rc<Shared<P>>, id: BackendId, life: u64) {
     loop {
+        if shared.state.borrow().life(id) != life {
+            return;
+        }
         let due = shared.state.borrow().check_due(id);
         sleep_until(shared.clock.now(), due).await;
+        if shared.state.borrow().life(id) != life {
+            return;
+        }
         let started = shared.clock.now();
         look_up(&shared, id, started);
         if shared.state.borrow().addresses(id).is_empty() {
             wait_for_address(&shared, id).await;
         }
         let result = check(&shared, id).await;
+        if shared.state.borrow().life(id) != life {
+            return;
+        }
         let now = shared.clock.now();
+        let rtt_ns = result.as_ref().ok().map(|(_, exchange_ns)| *exchange_ns);
+        let result = result.map(|(address, _)| address);
         let learning = shared.state.borrow_mut().handle_check(id, started, now, result);
+        if let Some(rtt_ns) = rtt_ns {
+            shared.state.borrow_mut().handle_round_trip(id, rtt_ns);
+        }
+        shared.checked.notify();
         if let Some(generation) = learning {
             monoio::spawn(learn(shared.clone(), id, generation));
         }
         let scraping = shared.state.borrow_mut().take_scrape(id, now);
         if let Some((kind, round)) = scraping {
             monoio::spawn(scrape(shared.clone(), id, kind, round));
+        }
+        let looking = shared.state.borrow_mut().take_load(id, now);
+        if let Some(task) = looking {
+            monoio::spawn(load::look(shared.clone(), id, task));
         }
         notify_if_changed(&shared);
         // The word that the process is ready may have waited for this.
@@ -85,11 +104,20 @@ async fn wait_for_address<P: Port>(shared: &Shared<P>, id: BackendId) {
     let _ = monoio::time::timeout(Duration::from_millis(shared.options.health_timeout_ms), arrival).await;
 }
 
-async fn check<P: Port>(shared: &Shared<P>, id: BackendId) -> Result<usize, CheckFailure> {
+/// Which of the addresses answered, and how long the exchange took, in nanoseconds.
+async fn check<P: Port>(shared: &Shared<P>, id: BackendId) -> Result<(usize, u64), CheckFailure> {
     let path = shared.options.health_path.clone();
-    let response = get(shared, id, &path, shared.options.health_timeout_ms).await?;
+    // What stands behind a trusted listener may expect a gateway's headers of everybody.
+    let lines = match shared.state.borrow() {
+        state if state.is_trusting() => format!(
+            "x-request-id: stargate-health-{}\r\nx-model: stargate-health\r\nx-input-tokens: 0\r\n",
+            state.catalog().server(id).name
+        ),
+        _ => String::new(),
+    };
+    let response = ask(shared, id, &path, &lines, shared.options.health_timeout_ms).await?;
     match response.is_success() {
-        true => Ok(response.address),
+        true => Ok((response.address, response.exchange_ns)),
         false => Err(CheckFailure::Status(response.status)),
     }
 }
@@ -101,13 +129,24 @@ pub(super) async fn get<P: Port>(
     path: &str,
     timeout_ms: u64,
 ) -> Result<super::client::Response, CheckFailure> {
+    ask(shared, id, path, "", timeout_ms).await
+}
+
+async fn ask<P: Port>(
+    shared: &Shared<P>,
+    id: BackendId,
+    path: &str,
+    lines: &str,
+    timeout_ms: u64,
+) -> Result<super::client::Response, CheckFailure> {
     let (addresses, host, base_path, api_key) = {
         let state = shared.state.borrow();
         let server = state.catalog().server(id);
         (state.addresses(id), server.host.clone(), server.base_path.clone(), server.api_key.clone())
     };
-    let request = Request { host: &host, base_path: &base_path, path, api_key: api_key.as_deref() };
-    fetch(&addresses, request, timeout_ms, BODY_BYTES_MAX).await.map_err(CheckFailure::Fetch)
+    let request = Request { host: &host, base_path: &base_path, path, api_key: api_key.as_deref(), lines };
+    let answer = fetch(&addresses, request, timeout_ms, BODY_BYTES_MAX, &shared.clock).await;
+    answer.map_err(CheckFailure::Fetch)
 }
 
 /// Reads a server's list of models, trying again until it succeeds or the server goes down.

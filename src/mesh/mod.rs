@@ -256,7 +256,10 @@ impl ShardPort {
             Notice::Started { .. } | Notice::Report(_) | Notice::Drained { .. } | Notice::Failed { .. } => {
                 true
             }
-            Notice::UpstreamFault { .. } | Notice::Benched { .. } | Notice::Unbenched { .. } => false,
+            Notice::UpstreamFault { .. }
+            | Notice::Benched { .. }
+            | Notice::Unbenched { .. }
+            | Notice::Stargate(_) => false,
         };
         let sent = if kept {
             self.notices.send_kept(notice);

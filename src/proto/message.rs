@@ -7,6 +7,10 @@ use super::backend::table::Load;
 use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
 use super::report::ShardReport;
+use super::stargate::layout::SlotId;
+use super::stargate::live::{Since, Work};
+use super::stargate::notice::StargateNotice;
+use super::stargate::stats::{Reported, Scraped};
 use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 
@@ -73,6 +77,12 @@ pub enum Message {
     Recall { backend: BackendId },
     /// From home: nobody waits for that server any more; free permits may be kept.
     Ease { backend: BackendId },
+    /// The sender's own requests of one priority in one slot of the Stargate family.
+    Live { slot: SlotId, priority: u32, work: Work },
+    /// Those of them that went out since the server's last report, and since its engine was last asked.
+    Since { slot: SlotId, priority: u32, since: Since },
+    /// An input rate, in tokens per second, that the sender measured in a slot; each counts once on every shard.
+    Sample { slot: SlotId, tps: f64 },
     /// A freshly accepted client socket, handed over with its descriptor.
     Socket { fd: i32, listener: u16 },
 }
@@ -117,6 +127,21 @@ pub enum Update {
     /// prefix blocks is void.
     Forget {
         backend: BackendId,
+    },
+    /// A health check of the server took that long.
+    RoundTrip {
+        backend: BackendId,
+        rtt_ns: u64,
+    },
+    /// A registration reports of one model.
+    Reported {
+        slot: SlotId,
+        reported: Box<Reported>,
+    },
+    /// What the engine's own metrics say of one model.
+    Scraped {
+        slot: SlotId,
+        scraped: Box<Scraped>,
     },
     /// Readiness changed: at least one server is routable.
     Ready(bool),
@@ -192,6 +217,8 @@ pub enum Notice {
     Unbenched {
         backend: BackendId,
     },
+    /// Something to log of a request on a trusted listener.
+    Stargate(Box<StargateNotice>),
     /// Draining, and no request is left.
     Drained {
         shard: ShardId,

@@ -14,3 +14,4 @@ pub mod ids;
 pub mod message;
 pub mod report;
 pub mod route;
+pub mod stargate;

@@ -5,6 +5,7 @@ use super::backend::prefix_memory::MemoryFigures;
 use super::error::Rejection;
 use super::ids::{ClientId, ShardId};
 use super::message::UpstreamFault;
+use super::stargate::figures::StargateFigures;
 use crate::clock::Nanos;
 
 /// Upper bounds of the latency buckets, in nanoseconds: 1-2.5-5 steps from 10 µs to 100 s.
@@ -88,6 +89,20 @@ pub struct ServerFigures {
     /// Who owns how many of its remembered blocks: the largest owners, most first, at most [`CLIENTS_SHOWN_MAX`]. Empty
     /// while one client alone owns blocks.
     pub clients: Vec<(ClientId, u32)>,
+    pub links: LinkCounts,
+}
+
+/// What trusted listeners' requests met on connections to a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCounts {
+    /// Connections dropped because the server had closed them before a request went out, …
+    pub stale: u64,
+    /// … and because a request on them failed.
+    pub failed: u64,
+    /// Fresh connections made in place of such: that could be made, …
+    pub reconnects: u64,
+    /// … and that could not.
+    pub failed_reconnects: u64,
 }
 
 /// Clients that a report names per server.
@@ -129,6 +144,8 @@ pub struct ShardReport {
     pub first_token: Times,
     /// Time spent inside the router per request, queue wait aside.
     pub overhead: Times,
+    /// Where some listener is trusted: what is counted there.
+    pub stargate: Option<Box<StargateFigures>>,
 }
 
 impl ShardReport {
@@ -152,6 +169,7 @@ impl ShardReport {
             queue_wait: Times::default(),
             first_token: Times::default(),
             overhead: Times::default(),
+            stargate: None,
         }
     }
 }

@@ -21,6 +21,7 @@ use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::socket::{Hangup, Peek, Socket};
 use super::state::Shard;
 use crate::clock::Nanos;
+use crate::proto::config::Profile;
 use crate::proto::ids::ClientId;
 
 /// Early bytes of later requests kept per connection.
@@ -47,6 +48,8 @@ pub struct Client {
     pub shard: Rc<Shard>,
     pub socket: Socket,
     pub timer: Timer,
+    /// Whose contract its listener follows.
+    pub profile: Profile,
     /// Bytes received; the first `used` are done with.
     inbox: Vec<u8>,
     used: usize,
@@ -62,11 +65,12 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(shard: Rc<Shard>, socket: Socket, timer: Timer) -> Client {
+    pub fn new(shard: Rc<Shard>, socket: Socket, profile: Profile, timer: Timer) -> Client {
         Client {
             shard,
             socket,
             timer,
+            profile,
             inbox: Vec::new(),
             used: 0,
             armed: ArmedPoll::default(),

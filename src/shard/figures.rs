@@ -3,7 +3,7 @@
 use crate::proto::error::Rejection;
 use crate::proto::ids::BackendId;
 use crate::proto::message::UpstreamFault;
-use crate::proto::report::Times;
+use crate::proto::report::{LinkCounts, Times};
 
 /// Per server. In-flight and dispatched counts are the dispatcher's.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,7 @@ pub struct ServerCounts {
     pub retries: u64,
     pub faults: [u64; UpstreamFault::ALL.len()],
     pub prefix: PrefixCounts,
+    pub links: LinkCounts,
 }
 
 /// What was believed of prompts, and what engines said of them. As in [`crate::proto::report::ServerFigures`].

@@ -18,6 +18,7 @@ use std::time::Duration;
 use super::session;
 use super::socket::Socket;
 use super::state::Shard;
+use crate::proto::config::Profile;
 use crate::proto::error::Rejection;
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Message, Notice, Phase, Urgency};
@@ -54,8 +55,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts until the shard drains.
-pub async fn accept(shard: Rc<Shard>, listener: TcpListener, nonblocking: bool) {
+/// Accepts until the shard drains. `index`: of the listener.
+pub async fn accept(shard: Rc<Shard>, listener: TcpListener, index: u16, nonblocking: bool) {
     if listener.set_nonblocking(true).is_err() {
         return;
     }
@@ -72,7 +73,7 @@ pub async fn accept(shard: Rc<Shard>, listener: TcpListener, nonblocking: bool) 
         })
         .await;
         // When the shard drains, too: whoever is in the queue by now has been let in.
-        match accept_all(&shard, fd, nonblocking) {
+        match accept_all(&shard, fd, index, nonblocking) {
             Ok(()) => {}
             Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK)) => {
                 let text = format!("shard {} accepts no more: {e}", shard.id.0);
@@ -85,7 +86,7 @@ pub async fn accept(shard: Rc<Shard>, listener: TcpListener, nonblocking: bool) 
     }
 }
 
-fn accept_all(shard: &Rc<Shard>, listener: RawFd, nonblocking: bool) -> io::Result<()> {
+fn accept_all(shard: &Rc<Shard>, listener: RawFd, index: u16, nonblocking: bool) -> io::Result<()> {
     // io_uring wants blocking sockets (it waits for us), epoll non-blocking ones.
     let flags = libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     loop {
@@ -101,12 +102,12 @@ fn accept_all(shard: &Rc<Shard>, listener: RawFd, nonblocking: bool) -> io::Resu
             }
         }
         // SAFETY: accept4 gave this descriptor to us alone.
-        place(shard, unsafe { OwnedFd::from_raw_fd(fd) });
+        place(shard, unsafe { OwnedFd::from_raw_fd(fd) }, index);
     }
 }
 
 /// Serves a fresh connection here, or hands it to the least busy shard.
-fn place(shard: &Rc<Shard>, fd: OwnedFd) {
+fn place(shard: &Rc<Shard>, fd: OwnedFd, listener: u16) {
     // SAFETY: the option is an int of the length given.
     unsafe {
         let on: libc::c_int = 1;
@@ -124,7 +125,7 @@ fn place(shard: &Rc<Shard>, fd: OwnedFd) {
     let total: u32 = peers.iter().sum();
     if total >= shard.limits.connections_max {
         drop(peers);
-        turn_away(shard, fd);
+        turn_away(shard, fd, shard.profiles[usize::from(listener)]);
         return;
     }
     let (least, &fewest) =
@@ -133,23 +134,24 @@ fn place(shard: &Rc<Shard>, fd: OwnedFd) {
     if skewed && least != shard.id.index() {
         peers[least] += 1;
         drop(peers);
-        let message = Message::Socket { fd: std::os::fd::IntoRawFd::into_raw_fd(fd), listener: 0 };
+        let message = Message::Socket { fd: std::os::fd::IntoRawFd::into_raw_fd(fd), listener };
         shard.port.borrow_mut().send_kept(ShardId(least as u8), message, Urgency::Wake);
         return;
     }
     drop(peers);
-    adopt(shard, fd);
+    adopt(shard, fd, listener);
 }
 
-/// Serves a connection on this shard.
-pub fn adopt(shard: &Rc<Shard>, fd: OwnedFd) {
+/// Serves a connection on this shard that came by that listener.
+pub fn adopt(shard: &Rc<Shard>, fd: OwnedFd, listener: u16) {
+    let profile = shard.profiles[usize::from(listener)];
     if let Ok(socket) = Socket::new(fd) {
-        monoio::spawn(session::serve(shard.clone(), socket, session::Open::new(shard)));
+        monoio::spawn(session::serve(shard.clone(), socket, profile, session::Open::new(shard)));
     }
 }
 
 /// Too many connections: says so if that takes no waiting, and closes.
-fn turn_away(shard: &Shard, fd: OwnedFd) {
+fn turn_away(shard: &Shard, fd: OwnedFd, profile: Profile) {
     shard.figures.borrow_mut().rejections[Rejection::AtCapacity as usize] += 1;
     let body = Rejection::AtCapacity
         .body(crate::proto::classify::Api::OpenAi, Some("too many connections (limits.connections_max)"));
@@ -159,8 +161,14 @@ fn turn_away(shard: &Shard, fd: OwnedFd) {
     );
     let faces = shard.faces();
     let reason = Rejection::AtCapacity.row().reason.as_bytes();
-    let answer =
-        [head.as_bytes(), &faces.reject_reason, reason, b"\r\nConnection: close\r\n\r\n", &body].concat();
+    let answer = match profile {
+        Profile::OpenAi => {
+            [head.as_bytes(), &faces.reject_reason, reason, b"\r\nConnection: close\r\n\r\n", &body].concat()
+        }
+        Profile::Stargate => {
+            b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec()
+        }
+    };
     // SAFETY: the buffer is as long as said; the send does not wait.
     unsafe {
         libc::send(

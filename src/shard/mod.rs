@@ -1,8 +1,9 @@
 //! A shard: one pinned thread with its own ring, listeners, connections and copy of all that a decision needs.
 //!
 //! * [`listener`]: accepts, hands off. [`session`]: one client connection; the walk of a request.
-//! * [`intake`] → [`asked`] → [`forward`] (→ [`upload`]) → [`relay`]: body, server, answer. [`reply`]: answers of the router's own.
+//! * [`intake`] → [`asked`] → [`forward`] → [`attempt`] (→ [`upload`]) → [`relay`] ([`placed`]): body, server, answer. [`reply`]: answers of the router's own.
 //! * [`client`], [`armed`], [`lazy_write`], [`socket`], [`deadline`], [`buffers`]: the ground they stand on. [`upstream`]: connections to servers.
+//! * [`stargate`]: the same for trusted listeners. [`nap`], [`waits`]: how tasks wait. [`replay`]: bodies that may be sent again.
 //! * [`memory`]: gives back what a burst took. [`state`]: what the tasks of a shard share. [`figures`]: what it counts.
 //!
 //! *Invariant*: a shard shares no memory with another but the mesh's rings; tasks never block the thread.
@@ -11,6 +12,7 @@
 
 pub mod armed;
 pub mod asked;
+pub mod attempt;
 pub mod buffers;
 pub mod client;
 pub mod deadline;
@@ -21,15 +23,20 @@ pub mod intake;
 pub mod lazy_write;
 pub mod listener;
 pub mod memory;
+pub mod nap;
+pub mod placed;
 pub mod relay;
+pub mod replay;
 pub mod reply;
 pub mod session;
 pub mod socket;
 pub mod spin;
+pub mod stargate;
 pub mod state;
 pub mod truth;
 pub mod upload;
 pub mod upstream;
+pub mod waits;
 
 use std::net::TcpListener;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
@@ -37,12 +44,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use socket::Socket;
+use stargate::desk::StargateOptions;
 use state::{SessionLimits, Shard};
 
 use crate::clock::Clock;
 use crate::limits::SHARD_TICK_MS;
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::Catalog;
+use crate::proto::config::Profile;
 use crate::proto::dispatcher::{Dispatcher, DispatcherOptions};
 use crate::proto::ids::ShardId;
 use crate::proto::message::{Notice, Phase};
@@ -66,8 +75,11 @@ pub struct ShardOptions {
     pub dispatcher: DispatcherOptions,
     pub catalog: Catalog,
     pub port: ShardPort,
-    pub listeners: Vec<TcpListener>,
+    /// The same on every shard, in the same order, each with whose contract it follows.
+    pub listeners: Vec<(TcpListener, Profile)>,
     pub clock: Clock,
+    /// Where some listener is trusted.
+    pub stargate: Option<StargateOptions>,
 }
 
 /// Runs a shard on the calling thread, for as long as the process lives. Says through its port how it started, or why it
@@ -109,6 +121,8 @@ async fn main(options: ShardOptions, nonblocking: bool) {
         dispatcher,
         options.port,
         options.catalog,
+        options.listeners.iter().map(|(_, profile)| *profile).collect(),
+        options.stargate,
     ));
     // SAFETY: the descriptor stays open while the port, which the shard holds for good, lives.
     let wake = unsafe { BorrowedFd::borrow_raw(wake_fd) }.try_clone_to_owned().and_then(Socket::new);
@@ -121,13 +135,16 @@ async fn main(options: ShardOptions, nonblocking: bool) {
             return;
         }
     };
-    for listener in options.listeners {
-        monoio::spawn(listener::accept(shard.clone(), listener, nonblocking));
+    for (index, (listener, _)) in options.listeners.into_iter().enumerate() {
+        monoio::spawn(listener::accept(shard.clone(), listener, index as u16, nonblocking));
     }
     if options.spin_us > 0 {
         spin::spawn(shard.clone(), options.spin_us);
     }
     monoio::spawn(listen_to_mesh(shard.clone(), wake));
+    if shard.stargate.is_some() {
+        monoio::spawn(stargate::desk::keep_appointments(shard.clone()));
+    }
     keep_time(shard).await;
 }
 
@@ -147,12 +164,12 @@ async fn listen_to_mesh(shard: Rc<Shard>, wake: Socket) {
 }
 
 fn hear(shard: &Rc<Shard>) {
-    shard.hear(|fd| {
+    shard.hear(|fd, listener| {
         // SAFETY: the shard that accepted this descriptor has given it up by sending it, once.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // That shard may run on another driver.
         if crate::runtime::adapt(&fd).is_ok() {
-            listener::adopt(shard, fd);
+            listener::adopt(shard, fd, listener);
         }
     });
 }
@@ -160,10 +177,11 @@ fn hear(shard: &Rc<Shard>) {
 async fn keep_time(shard: Rc<Shard>) {
     let mut next_housekeeping = shard.now().plus_ms(HOUSEKEEPING_MS);
     loop {
-        let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0;
+        let unsaid = shard.stargate.as_ref().is_some_and(|stargate| stargate.router.borrow().needs_flush());
+        let working = shard.figures.borrow().active > 0 || shard.unsettled.get() > 0 || unsaid;
         match working || shard.phase.get() >= Phase::Draining {
             true => monoio::time::sleep(Duration::from_millis(SHARD_TICK_MS)).await,
-            false => shard.rest_timekeeper(Duration::from_millis(IDLE_TICK_MS)).await,
+            false => shard.timekeeper.sleep(Duration::from_millis(IDLE_TICK_MS)).await,
         }
         shard.tick();
         hear(&shard);

@@ -7,72 +7,98 @@
 //! *Cost*: one read and one write per piece; a small answer is one of each.
 //! *Source*: RFC 9112 sections 6.3, 8 (incomplete messages); server-sent events as the WHATWG HTML standard has them.
 
-use super::asked::Asked;
+use super::attempt::errno;
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::Client;
 use super::deadline::Action;
-use super::forward::{errno, failure};
-use super::held::Held;
+use super::forward::failure;
 use super::intake::Intake;
-use super::reply::{self, Known};
-use super::session::{After, Desk, refuse};
+use super::session::{After, Desk};
 use super::upstream::{Kind, Upstream};
 use crate::clock::Nanos;
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Outcome, Placement};
+use crate::proto::dispatcher::Outcome;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{
-    BodyReader, ChunkError, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
+    BodyReader, ChunkError, Contract, FieldKind, Framing, LAST_CHUNK, ResponseRewrite, downstream_framing,
     encode_response, push_chunk_header,
 };
+use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, UpstreamFault};
 
 /// A piece larger than this may not fit the client's socket buffer, so it is waited for; a smaller one is not.
 const SMALL_WRITE_BYTES_MAX: usize = 8 * 1024;
 
+/// What of an exchange depends on whose contract the client's listener follows. Dropped before it is done, it says that the
+/// request has left its server some other way.
+pub trait Errand {
+    const CONTRACT: Contract;
+
+    fn backend(&self) -> BackendId;
+
+    /// How long the server may pause in its answer; 0: for as long as it likes.
+    fn between_bytes_timeout_ms(&self, client: &Client) -> u64;
+
+    /// In whose shape an event stream that breaks off says so; `None`: it just ends.
+    fn api(&self) -> Option<Api>;
+
+    /// The answer's head is on the desk, and `first` has come of its body. Appends the router's own lines for the client to the
+    /// desk's.
+    fn begin(&mut self, client: &Client, desk: &mut Desk, first: &[u8]);
+
+    /// The answer goes to the client.
+    fn accept(&mut self, client: &Client, desk: &Desk);
+
+    /// More of the answer has come, as the server framed it.
+    fn hear(&mut self, piece: &[u8]);
+
+    /// Some of the body has come; may be called again.
+    fn output(&mut self);
+
+    /// The server has said all it has to say.
+    fn done(self, status: u16);
+}
+
 /// One request on its server, from the head of the answer on.
-pub struct Exchange {
-    held: Option<Held>,
+pub struct Exchange<E> {
+    errand: Option<E>,
     upstream: Option<Upstream>,
-    placement: Placement,
-    asked: Asked,
+    backend: BackendId,
     /// The request went out whole.
     sent: bool,
     dispatched: Nanos,
 }
 
-impl Exchange {
-    pub fn new(
-        held: Held,
-        upstream: Upstream,
-        placement: Placement,
-        asked: Asked,
-        sent: bool,
-        dispatched: Nanos,
-    ) -> Exchange {
-        Exchange { held: Some(held), upstream: Some(upstream), placement, asked, sent, dispatched }
+impl<E: Errand> Exchange<E> {
+    pub fn new(errand: E, upstream: Upstream, sent: bool, dispatched: Nanos) -> Exchange<E> {
+        let backend = errand.backend();
+        Exchange { errand: Some(errand), upstream: Some(upstream), backend, sent, dispatched }
     }
 
     /// The server has said all it has to say: it may have its next request.
     fn server_done(&mut self, client: &Client, desk: &Desk, surplus: bool) {
         let shard = &client.shard;
-        if let Some(held) = self.held.take() {
-            held.done(outcome(desk.reply.status));
+        if let Some(errand) = self.errand.take() {
+            errand.done(desk.reply.status);
         }
         let upstream = self.upstream.take().expect("the server is done once");
         if self.sent && desk.reply.keep_alive && !surplus {
             let kind = if desk.reply.is_event_stream { Kind::Stream } else { Kind::Plain };
-            shard.upstreams.checkin(self.placement.backend, upstream, kind, shard.now());
+            shard.upstreams.checkin(self.backend, upstream, kind, shard.now());
         }
     }
 
     fn upstream(&self) -> &Upstream {
         self.upstream.as_ref().expect("still reading from the server")
     }
+
+    fn errand(&mut self) -> &mut E {
+        self.errand.as_mut().expect("still reading from the server")
+    }
 }
 
 /// What an answer's status says of its server.
-fn outcome(status: u16) -> Outcome {
+pub fn outcome(status: u16) -> Outcome {
     match status {
         502..=504 => Outcome::Failure,
         400..=499 => Outcome::Neutral,
@@ -123,18 +149,18 @@ fn pass(
     Ok((at, reader.is_done()))
 }
 
-/// See the module's text. `rx` begins with the head of the answer, which is parsed into the desk.
-pub async fn relay(
+/// See the module's text. `rx` begins with the head of the answer, which is parsed into the desk. An error: the answer is no
+/// HTTP, and nothing of it has gone to the client.
+pub async fn relay<E: Errand>(
     client: &mut Client,
     desk: &mut Desk,
     intake: &mut Intake,
     mut rx: Vec<u8>,
-    mut exchange: Exchange,
-    known: &Known,
-    api: Api,
-) -> After {
+    mut exchange: Exchange<E>,
+) -> Result<After, UpstreamFault> {
     let shard = client.shard.clone();
-    let (backend, placement) = (exchange.placement.backend, exchange.placement);
+    let backend = exchange.backend;
+    let (api, between_ms) = (exchange.errand().api(), exchange.errand().between_bytes_timeout_ms(client));
     let minor = desk.head.minor;
     let framing = downstream_framing(&desk.reply, minor);
     let mode = match framing {
@@ -150,28 +176,20 @@ pub async fn relay(
         && client.end().is_none()
         && shard.phase.get() < Phase::Draining;
     desk.lines.clear();
-    reply::push_lines(&mut desk.lines, &shard.faces.borrow(), exchange.asked.group, &placement, known);
+    let first = &rx[desk.reply.head_len..];
+    exchange.errand().begin(client, desk, first);
     let mut out = shard.buffers.take(MEDIUM_BYTES);
-    let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor };
+    let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor, contract: E::CONTRACT };
     encode_response(&mut out, &desk.reply, &rx, &desk.lines, &rewrite);
     let mut reader = BodyReader::new(desk.reply.framing);
-    let prefix = &shard.limits.head.router_prefix;
-    let first = &rx[desk.reply.head_len..];
-    if let Some(held) = &mut exchange.held
-        && exchange.asked.wants_usage(&shard.catalog.borrow())
-        && desk.reply.content_encoding.is_none()
-    {
-        held.listen(exchange.asked, desk.prompt.blocks.len(), api);
-        held.hear(first);
-    }
+    let prefix = &shard.head_limits(client.profile).router_prefix;
     let mut taken = match pass(&mut reader, mode, first, prefix, &mut out) {
         Ok((taken, _)) => taken,
         Err(_) => {
             // Nothing has gone to the client yet, so it can still hear of it.
             exchange.upstream().socket.shutdown_both();
             shard.fault(backend, UpstreamFault::Truncated, 0);
-            let (rejection, what) = failure(&shard, backend, UpstreamFault::Truncated);
-            return refuse(client, desk, intake, rejection, what.as_deref(), known, api).await;
+            return Err(UpstreamFault::Truncated);
         }
     };
     {
@@ -181,15 +199,10 @@ pub async fn relay(
     if outcome(desk.reply.status) == Outcome::Failure {
         shard.fault(backend, UpstreamFault::Status, 0);
     }
-    if desk.reply.status >= 400
-        && let Some(belief) = exchange.held.as_ref().and_then(|held| held.belief)
-    {
-        // It was not computed.
-        shard.unsent(exchange.dispatched, backend, &desk.prompt.blocks, belief.matched);
-    }
-    // Until the first event has come.
+    exchange.errand().accept(client, desk);
     // Nothing of the request is needed any more: it will not be sent again.
-    intake.spend(client, desk);
+    intake.finish(client, desk);
+    // Until the first event has come.
     let mut first_token = desk.reply.is_event_stream.then_some(exchange.dispatched);
     let mut surplus = taken < first.len();
     let mut done = reader.is_done();
@@ -200,9 +213,9 @@ pub async fn relay(
     let mut bulk = rx.len() == rx.capacity();
     loop {
         if taken > 0
-            && let Some(held) = &mut exchange.held
+            && let Some(errand) = &mut exchange.errand
         {
-            held.prefilled();
+            errand.output();
         }
         if taken > 0
             && let Some(dispatched) = first_token.take()
@@ -217,7 +230,7 @@ pub async fn relay(
             if let Some(upstream) = &exchange.upstream {
                 upstream.socket.shutdown_both();
             }
-            return After::Gone;
+            return Ok(After::Gone);
         }
         let small = out.len() <= SMALL_WRITE_BYTES_MAX;
         match desk.reply.is_event_stream {
@@ -229,7 +242,7 @@ pub async fn relay(
             if let Some(upstream) = &exchange.upstream {
                 upstream.socket.shutdown_both();
             }
-            return After::Gone;
+            return Ok(After::Gone);
         }
         if done {
             break;
@@ -239,23 +252,17 @@ pub async fn relay(
             shard.buffers.give(std::mem::replace(&mut rx, shard.buffers.take(LARGE_BYTES)));
         }
         rx.clear();
-        let deadline = (
-            shard.deadline(shard.limits.between_bytes_timeout_ms),
-            exchange.upstream().socket.fd(),
-            Action::ShutBoth,
-        );
+        let deadline = (shard.deadline(between_ms), exchange.upstream().socket.fd(), Action::ShutBoth);
         let read = exchange.upstream().socket.read_more(rx);
         let Ok((result, buf)) = client.watch_writing(deadline, read).await else {
             exchange.upstream().socket.shutdown_both();
-            return After::Gone;
+            return Ok(After::Gone);
         };
         out = shard.buffers.take(buf.capacity());
         rx = buf;
         bulk = rx.len() == rx.capacity();
         taken = 0;
-        if let Some(held) = &mut exchange.held {
-            held.hear(&rx);
-        }
+        exchange.errand().hear(&rx);
         let ended = match &result {
             Ok(n) if *n > 0 => match pass_whole(&mut reader, mode, &mut rx, prefix, &mut out) {
                 Ok(bytes) => {
@@ -280,19 +287,20 @@ pub async fn relay(
             }
             let open = between_events && reader.between_pieces() && framing == Framing::Chunked;
             let fault = open.then_some(fault);
-            return Box::pin(broken_off(client, desk, exchange, fault, framing, api)).await;
+            let fault = fault.zip(api);
+            return Ok(Box::pin(broken_off(client, desk, exchange, fault, framing)).await);
         }
         surplus = taken < rx.len();
         between_events = ends_event(&out, mode);
         done |= reader.is_done();
     }
     shard.buffers.give(rx);
-    match keep_alive {
+    Ok(match keep_alive {
         true => After::Next,
         // A client that still sends its body would lose the answer to a reset.
         false if !exchange.sent => After::LingeringClose,
         false => After::Close,
-    }
+    })
 }
 
 /// As [`pass`], but where all of `rx` goes on as it came, the buffers change places instead of being copied.
@@ -338,17 +346,16 @@ fn idle_ns_named(desk: &Desk, rx: &[u8]) -> u64 {
 }
 
 /// Makes sure that the client cannot take what it has for the whole answer: its connection ends without the framing's end,
-/// and an event stream first gets an error event, if one can still be put between two events (`fault` says so).
-async fn broken_off(
+/// and an event stream first gets an error event, if one can still be put between two events and is wanted (`fault` says so).
+async fn broken_off<E: Errand>(
     client: &mut Client,
     desk: &Desk,
-    exchange: Exchange,
-    fault: Option<UpstreamFault>,
+    exchange: Exchange<E>,
+    fault: Option<(UpstreamFault, Api)>,
     framing: Framing,
-    api: Api,
 ) -> After {
     let shard = client.shard.clone();
-    let backend = exchange.placement.backend;
+    let backend = exchange.backend;
     if let Some(upstream) = &exchange.upstream {
         upstream.socket.shutdown_both();
     }
@@ -360,7 +367,7 @@ async fn broken_off(
     if client.settle(stall_ms).await.is_err() {
         return After::Close;
     }
-    if let Some(fault) = fault.filter(|_| desk.reply.is_event_stream) {
+    if let Some((fault, api)) = fault.filter(|_| desk.reply.is_event_stream) {
         let (rejection, what) = match shard.phase.get() {
             Phase::Stopping => (Rejection::ShuttingDown, None),
             _ => failure(&shard, backend, fault),

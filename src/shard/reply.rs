@@ -81,7 +81,7 @@ fn push_number(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
-fn push_number_line(out: &mut Vec<u8>, name: &[u8], number: u64) {
+pub fn push_number_line(out: &mut Vec<u8>, name: &[u8], number: u64) {
     out.extend_from_slice(name);
     push_number(out, number);
     out.extend_from_slice(b"\r\n");
@@ -173,7 +173,7 @@ pub async fn send_local(client: &mut Client, desk: &Desk, answer: Local) -> Afte
     }
 }
 
-fn push_status(out: &mut Vec<u8>, status: u16) {
+pub fn push_status(out: &mut Vec<u8>, status: u16) {
     out.extend_from_slice(b"HTTP/1.1 ");
     push_number(out, status.into());
     out.extend_from_slice(reason(status));
@@ -186,11 +186,13 @@ fn reason(status: u16) -> &'static [u8] {
         401 => b" Unauthorized\r\n",
         403 => b" Forbidden\r\n",
         404 => b" Not Found\r\n",
+        405 => b" Method Not Allowed\r\n",
         408 => b" Request Timeout\r\n",
         413 => b" Content Too Large\r\n",
         414 => b" URI Too Long\r\n",
         429 => b" Too Many Requests\r\n",
         431 => b" Request Header Fields Too Large\r\n",
+        500 => b" Internal Server Error\r\n",
         502 => b" Bad Gateway\r\n",
         503 => b" Service Unavailable\r\n",
         504 => b" Gateway Timeout\r\n",
@@ -198,7 +200,7 @@ fn reason(status: u16) -> &'static [u8] {
     }
 }
 
-fn push_connection(out: &mut Vec<u8>, close: bool, minor: u8) {
+pub fn push_connection(out: &mut Vec<u8>, close: bool, minor: u8) {
     if close {
         out.extend_from_slice(b"Connection: close\r\n");
     } else if minor == 0 {

@@ -16,8 +16,10 @@ use super::intake::{self, Intake, Stop};
 use super::lazy_write::{LazyWrite, NUDGE_MS};
 use super::reply::{self, Known};
 use super::socket::Socket;
+use super::stargate;
 use super::state::Shard;
 use crate::proto::classify::{Api, Endpoint, Prompt};
+use crate::proto::config::Profile;
 use crate::proto::error::Rejection;
 use crate::proto::http1::{Framing, HeadScan, Method, Parse, RequestHead, ResponseHead, parse_request};
 use crate::proto::message::Phase;
@@ -62,7 +64,7 @@ pub enum After {
 }
 
 /// Serves one client connection until it ends.
-pub async fn serve(shard: Rc<Shard>, socket: Socket, _open: Open) {
+pub async fn serve(shard: Rc<Shard>, socket: Socket, profile: Profile, _open: Open) {
     let mut timer = shard.deadlines.timer();
     loop {
         timer.arm_idle(shard.deadline(shard.limits.keepalive_timeout_ms), socket.fd(), Action::ShutRead);
@@ -70,7 +72,7 @@ pub async fn serve(shard: Rc<Shard>, socket: Socket, _open: Open) {
             return;
         }
         shard.read_clock();
-        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), timer))).await;
+        let rested = Box::pin(busy(Client::new(shard.clone(), socket.clone(), profile, timer))).await;
         shard.memory.freed(BUSY_BYTES);
         match rested {
             Some(back) => timer = back,
@@ -115,6 +117,9 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
         Head::Over => return After::Close,
         Head::Refused(rejection, what) => {
             let _active = Active::new(&shard);
+            if client.profile == Profile::Stargate {
+                return stargate::answer::refuse_head(client, rejection.row().status).await;
+            }
             reply::refuse(client, None, rejection, Some(what), &known, Api::OpenAi, true).await;
             return After::LingeringClose;
         }
@@ -128,6 +133,10 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
     if shard.active_now() {
         // It has slept for long: what its peers said meanwhile comes first.
         super::hear(&shard);
+    }
+    if client.profile == Profile::Stargate {
+        // On the heap, so that other connections need not carry it.
+        return Box::pin(stargate::exchange(client, desk, arrived)).await;
     }
     known.until = shard.deadline(shard.limits.total_timeout_ms);
     client.timer.cap(known.until);
@@ -175,11 +184,12 @@ enum Head {
 
 async fn read_head(client: &mut Client, desk: &mut Desk) -> Head {
     let shard = client.shard.clone();
+    let limits = shard.head_limits(client.profile);
     let mut scan = HeadScan::default();
     let mut begun = false;
     loop {
         if !client.unread().is_empty() {
-            match parse_request(client.unread(), &mut scan, &shard.limits.head, &mut desk.head) {
+            match parse_request(client.unread(), &mut scan, limits, &mut desk.head) {
                 Ok(Parse::Complete) => return Head::Complete,
                 Ok(Parse::Partial) => {}
                 Err(error) => return Head::Refused(error.rejection, error.what),
@@ -388,12 +398,15 @@ mod tests {
                 dispatcher,
                 port,
                 Catalog::default(),
+                [Profile::OpenAi].into(),
+                None,
             ));
             let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
             let socket = Socket::new(ours.into()).unwrap();
-            let client = Client::new(shard.clone(), socket.clone(), shard.deadlines.timer());
+            let timer = shard.deadlines.timer();
+            let client = Client::new(shard.clone(), socket.clone(), Profile::OpenAi, timer);
             let (idle, busy) = (
-                std::mem::size_of_val(&serve(shard.clone(), socket, Open::new(&shard))),
+                std::mem::size_of_val(&serve(shard.clone(), socket, Profile::OpenAi, Open::new(&shard))),
                 std::mem::size_of_val(&busy(client)),
             );
             assert!(idle <= 256 && busy <= BUSY_BYTES, "idle {idle} bytes, busy {busy} bytes");

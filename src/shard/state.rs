@@ -3,7 +3,6 @@
 //! *Invariant*: nothing here is borrowed across an await; every method borrows, acts and lets go.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -14,12 +13,16 @@ use super::buffers::Buffers;
 use super::deadline::Deadlines;
 use super::figures::Figures;
 use super::memory::Memory;
+use super::nap::Nap;
+use super::stargate::desk::{Stargate, StargateOptions};
 use super::upstream::Upstreams;
+use super::waits::{GivenUp, Wait, Waits};
 use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
 use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
 use crate::proto::classify::caller::CallerRules;
+use crate::proto::config::Profile;
 use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
 use crate::proto::error::Rejection;
 use crate::proto::http1::HeadLimits;
@@ -62,6 +65,8 @@ pub struct Faces {
     pub reject_reason: Box<[u8]>,
     /// By `BackendId`: the server and weight lines.
     pub servers: Vec<Box<[u8]>>,
+    /// By `BackendId`: what answers on trusted listeners say of it: id and URL.
+    pub identities: Vec<Box<[u8]>>,
     /// By `GroupId`: the pool line.
     pub groups: Vec<Box<[u8]>>,
     /// By `BackendId`: the server's own key, where it has one.
@@ -86,7 +91,12 @@ impl Faces {
             let own = |key: &str| OwnKey { bearer: bytes(format!("Bearer {key}")), bare: bytes(key.into()) };
             server.api_key.as_deref().map(own)
         };
+        let identity = |server: &Server| {
+            let (name, url) = (&server.name, &server.url);
+            bytes(format!("x-inference-server-id: {name}\r\nx-inference-server-url: {url}\r\n"))
+        };
         Faces {
+            identities: catalog.servers.iter().map(identity).collect(),
             credentials: catalog.servers.iter().map(credential).collect(),
             inflight: name("Inflight"),
             wait_ms: name("Wait-ms"),
@@ -109,6 +119,10 @@ pub struct Shard {
     /// The time at the last look at the clock: good enough for deadlines.
     now: Cell<Nanos>,
     pub limits: SessionLimits,
+    /// Whose contract each listener follows.
+    pub profiles: Box<[Profile]>,
+    /// Where some listener is trusted.
+    pub stargate: Option<Stargate>,
     pub header_prefix: Box<str>,
     pub buffers: Buffers,
     pub memory: Memory,
@@ -131,21 +145,14 @@ pub struct Shard {
     pub acceptors: RefCell<Vec<Waker>>,
     /// Client connections of each shard, as last heard; the own entry is not used.
     pub peers: RefCell<Vec<u32>>,
-    waits: RefCell<HashMap<Ticket, Rc<Wait>>>,
+    waits: Waits<Result<Placement, Rejection>>,
     drained_said: Cell<bool>,
     connections_said: Cell<u32>,
-    /// Wakes the timekeeper when it sleeps long.
-    timekeeper: RefCell<Option<Waker>>,
+    /// Where the timekeeper sleeps long; the next request wakes it.
+    pub timekeeper: Nap,
     /// When a request last came, for the spinner, and the spinner's waker while it rests.
     activity: Cell<Nanos>,
     spinner: RefCell<Option<Waker>>,
-}
-
-/// Where a waiting request finds its answer.
-#[derive(Default)]
-struct Wait {
-    result: Cell<Option<Result<Placement, Rejection>>>,
-    waker: RefCell<Option<Waker>>,
 }
 
 impl Shard {
@@ -159,13 +166,21 @@ impl Shard {
         dispatcher: Dispatcher,
         port: ShardPort,
         catalog: Catalog,
+        profiles: Box<[Profile]>,
+        stargate: Option<StargateOptions>,
     ) -> Shard {
+        let stargate = stargate.map(Stargate::new);
+        if let Some(stargate) = &stargate {
+            stargate.router.borrow_mut().handle_layout(clock.now(), &catalog.stargate);
+        }
         Shard {
             id,
             shards,
             clock,
             now: Cell::new(clock.now()),
             limits,
+            profiles,
+            stargate,
             header_prefix: header_prefix.into(),
             buffers: Buffers::default(),
             memory: Memory::default(),
@@ -183,10 +198,10 @@ impl Shard {
             unsettled: Cell::new(0),
             acceptors: RefCell::default(),
             peers: RefCell::new(vec![0; shards]),
-            waits: RefCell::default(),
+            waits: Waits::default(),
             drained_said: Cell::new(false),
             connections_said: Cell::new(0),
-            timekeeper: RefCell::default(),
+            timekeeper: Nap::default(),
             activity: Cell::new(Nanos::ZERO),
             spinner: RefCell::default(),
         }
@@ -204,6 +219,14 @@ impl Shard {
         self.now.get()
     }
 
+    /// How heads are read on a listener of that profile, and those of its answers.
+    pub fn head_limits(&self, profile: Profile) -> &HeadLimits {
+        match (&self.stargate, profile) {
+            (Some(stargate), Profile::Stargate) => &stargate.options.head,
+            _ => &self.limits.head,
+        }
+    }
+
     /// `ms` from now; 0 means never.
     pub fn deadline(&self, ms: u64) -> Nanos {
         if ms == 0 { Nanos::NEVER } else { self.now.get().plus_ms(ms) }
@@ -215,24 +238,7 @@ impl Shard {
         if let Some(waker) = self.spinner.borrow_mut().take() {
             waker.wake();
         }
-        let timekeeper = self.timekeeper.borrow_mut().take();
-        timekeeper.map(Waker::wake).is_some()
-    }
-
-    /// Sleeps for `rest`, or until the next request.
-    pub async fn rest_timekeeper(&self, rest: std::time::Duration) {
-        let mut sleep = std::pin::pin!(monoio::time::sleep(rest));
-        let mut asleep = false;
-        std::future::poll_fn(|cx| {
-            // Taken again: a request has come.
-            if std::mem::replace(&mut asleep, true) && self.timekeeper.borrow().is_none() {
-                return Poll::Ready(());
-            }
-            *self.timekeeper.borrow_mut() = Some(cx.waker().clone());
-            sleep.as_mut().poll(cx)
-        })
-        .await;
-        self.timekeeper.borrow_mut().take();
+        self.timekeeper.wake()
     }
 
     pub fn last_activity(&self) -> Nanos {
@@ -320,37 +326,30 @@ impl Shard {
     }
 
     fn settle(&self, ticket: Ticket, result: Result<Placement, Rejection>) {
-        let wait = self.waits.borrow_mut().remove(&ticket);
-        match (wait, result) {
-            (Some(wait), result) => {
-                wait.result.set(Some(result));
-                if let Some(waker) = wait.waker.borrow_mut().take() {
-                    waker.wake();
-                }
-            }
-            // Granted before the session began to wait cannot happen: it registers before it pumps.
-            (None, Ok(placement)) => {
-                self.dispatcher.borrow_mut().handle_done(self.now(), placement.backend, Outcome::Neutral);
-            }
-            (None, Err(_)) => {}
+        // Granted before the session began to wait cannot happen: it registers before it pumps.
+        if let Err(Ok(placement)) = self.waits.settle(ticket, result) {
+            self.dispatcher.borrow_mut().handle_done(self.now(), placement.backend, Outcome::Neutral);
         }
     }
 
     /// Waits for a ticket's answer. Dropped early, the request no longer waits, and a permit that came meanwhile goes
     /// back.
     pub fn wait(self: &Rc<Self>, ticket: Ticket) -> Waiting {
-        let wait = Rc::new(Wait::default());
-        self.waits.borrow_mut().insert(ticket, wait.clone());
-        Waiting { shard: self.clone(), ticket, wait, over: false }
+        Waiting { shard: self.clone(), ticket, wait: self.waits.wait(ticket) }
     }
 
     /// Takes in everything that came from peers and the control thread, and wakes whom it concerns. Sockets handed over
-    /// by peers go to `adopt`.
-    pub fn hear(&self, mut adopt: impl FnMut(i32)) {
+    /// by peers go to `adopt`, with the listener they came by.
+    pub fn hear(&self, mut adopt: impl FnMut(i32, u16)) {
         let now = self.now();
         self.port.borrow_mut().poll(|from, message| match message {
             Message::Connections { count } => self.peers.borrow_mut()[from.index()] = count,
-            Message::Socket { fd, .. } => adopt(fd),
+            Message::Socket { fd, listener } => adopt(fd, listener),
+            message @ (Message::Live { .. } | Message::Since { .. } | Message::Sample { .. }) => {
+                if let Some(stargate) = &self.stargate {
+                    stargate.router.borrow_mut().handle_message(now, from, &message);
+                }
+            }
             message => self.dispatcher.borrow_mut().handle_message(now, from, message),
         });
         self.port.borrow_mut().poll_touches(now, |from, stage, touch| {
@@ -362,6 +361,9 @@ impl Shard {
             self.handle_update(now, update);
         }
         self.pump();
+        if let Some(stargate) = &self.stargate {
+            stargate.pump(&self.port);
+        }
     }
 
     fn handle_update(&self, now: Nanos, update: Update) {
@@ -378,6 +380,7 @@ impl Shard {
             }
             Update::Health { backend, up: false } => self.upstreams.forget(*backend),
             Update::Health { .. } | Update::Forget { .. } => {}
+            Update::RoundTrip { .. } | Update::Reported { .. } | Update::Scraped { .. } => {}
             Update::Ready(ready) => self.ready.set(*ready),
             Update::Phase(phase) => {
                 self.phase.set(*phase);
@@ -388,6 +391,9 @@ impl Shard {
                     }
                     Phase::Stopping => {
                         self.refuse_waiting(now);
+                        if let Some(stargate) = &self.stargate {
+                            stargate.refuse_waiting(now);
+                        }
                         self.deadlines.close_all();
                     }
                     Phase::Serving | Phase::Settling => {}
@@ -399,12 +405,14 @@ impl Shard {
             }
         }
         self.dispatcher.borrow_mut().handle_update(now, &update);
+        if let Some(stargate) = &self.stargate {
+            stargate.router.borrow_mut().handle_update(now, &update);
+        }
     }
 
     /// Whoever waits for a server hears that there will be none.
     fn refuse_waiting(&self, now: Nanos) {
-        let tickets: Vec<Ticket> = self.waits.borrow().keys().copied().collect();
-        for ticket in tickets {
+        for ticket in self.waits.tickets() {
             if self.dispatcher.borrow_mut().handle_withdraw(now, ticket) {
                 self.settle(ticket, Err(Rejection::ShuttingDown));
             }
@@ -425,6 +433,7 @@ impl Shard {
             queue_wait: figures.queue_wait.clone(),
             first_token: figures.first_token.clone(),
             overhead: figures.overhead.clone(),
+            stargate: self.stargate.as_ref().map(|stargate| Box::new(stargate.router.borrow().figures())),
             servers: vec![ServerFigures::default(); self.catalog.borrow().servers.len()],
             ..ShardReport::new(self.id)
         };
@@ -433,10 +442,14 @@ impl Shard {
         report.touch_bytes = touches.bytes;
         self.dispatcher.borrow().figures(now, &mut report);
         for (index, server) in report.servers.iter_mut().enumerate() {
+            if let Some(stargate) = &self.stargate {
+                server.in_flight += stargate.router.borrow().in_flight(BackendId(index as u16));
+            }
             server.connections = self.upstreams.idle(BackendId(index as u16)) as u32 + server.in_flight;
             if let Some(counts) = figures.servers.get(index) {
                 server.statuses = counts.statuses.clone();
                 server.retries = counts.retries;
+                server.links = counts.links;
                 server.faults = counts.faults;
                 server.prefix_matched = counts.prefix.matched_blocks;
                 server.prefix_total = counts.prefix.total_blocks;
@@ -458,6 +471,9 @@ impl Shard {
             dispatcher.flush(now);
         }
         self.pump();
+        if let Some(stargate) = &self.stargate {
+            stargate.tick(now, &self.port);
+        }
         let (connections, active) = {
             let figures = self.figures.borrow();
             (figures.connections, figures.active)
@@ -489,41 +505,34 @@ impl Shard {
 pub struct Waiting {
     shard: Rc<Shard>,
     ticket: Ticket,
-    wait: Rc<Wait>,
-    over: bool,
+    wait: Wait<Result<Placement, Rejection>>,
 }
 
 impl Future for Waiting {
     type Output = Result<Placement, Rejection>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.wait.result.take() {
-            Some(result) => {
-                self.over = true;
-                Poll::Ready(result)
-            }
-            None => {
-                *self.wait.waker.borrow_mut() = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+        Pin::new(&mut self.wait).poll(cx)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if self.over {
+        let given_up = self.wait.give_up();
+        if matches!(given_up, GivenUp::Over) {
             return;
         }
-        self.shard.waits.borrow_mut().remove(&self.ticket);
+        self.shard.waits.forget(self.ticket);
         let now = self.shard.now();
         let mut dispatcher = self.shard.dispatcher.borrow_mut();
-        match self.wait.result.take() {
-            Some(Ok(placement)) => dispatcher.handle_done(now, placement.backend, Outcome::Neutral),
-            Some(Err(_)) => {}
-            None => {
+        match given_up {
+            GivenUp::Answered(Ok(placement)) => {
+                dispatcher.handle_done(now, placement.backend, Outcome::Neutral);
+            }
+            GivenUp::Waiting => {
                 dispatcher.handle_withdraw(now, self.ticket);
             }
+            GivenUp::Answered(Err(_)) | GivenUp::Over => {}
         }
         drop(dispatcher);
         self.shard.pump();

@@ -8,17 +8,16 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
+use super::attempt::{Attempt, await_head, errno, only_interim};
 use super::buffers::{LARGE_BYTES, MEDIUM_BYTES};
 use super::client::{Client, End};
 use super::deadline::Action;
-use super::forward::{Attempt, await_head, errno, only_interim};
-use super::intake::{Intake, TOO_LARGE};
+use super::intake::{Intake, TOO_LARGE, push_chunk};
 use super::session::Desk;
 use super::socket::Outcome as Read;
-use super::state::Shard;
 use super::upstream::Upstream;
 use crate::proto::error::Rejection;
-use crate::proto::http1::{BodyReader, Framing, push_chunk_header, push_last_chunk};
+use crate::proto::http1::{Framing, HeadLimits};
 use crate::proto::message::UpstreamFault;
 
 /// Sends `tx` (head and what was in hand) and then the rest of the body as it comes, and waits for the head of the answer.
@@ -28,11 +27,14 @@ pub async fn stream(
     intake: &mut Intake,
     mut upstream: Upstream,
     tx: Vec<u8>,
+    head_timeout_ms: u64,
 ) -> Attempt {
     let shard = client.shard.clone();
     let rx = shard.buffers.take(MEDIUM_BYTES);
     let mut read = pin!(upstream.socket.read_more(rx));
     let mut out = tx;
+    // The kernel has taken none of the request so far.
+    let mut untaken = true;
     loop {
         client.timer.arm(
             shard.deadline(shard.limits.between_bytes_timeout_ms),
@@ -47,23 +49,24 @@ pub async fn stream(
                 return Attempt::ClientGone;
             };
             match first {
-                Race::Read(got) => match interim(got, desk, &shard) {
+                Race::Read(got) => match interim(got, desk, shard.head_limits(client.profile)) {
                     Ok(rx) => read.set(upstream.socket.read_more(rx)),
-                    Err(got) => return answered(client, desk, upstream, got, false).await,
+                    Err(got) => return answered(client, desk, intake, upstream, got, Sent::Part).await,
                 },
                 Race::Work((Ok(()), buf)) => {
-                    out = buf;
+                    (out, untaken) = (buf, false);
                     break;
                 }
-                Race::Work((Err(_), _)) => {
+                Race::Work((Err(error), _)) => {
                     // The server has closed its side; it may have said why before that.
+                    let sent = if untaken && error.written == 0 { Sent::None } else { Sent::Part };
                     let got = read.await;
-                    return answered(client, desk, upstream, got, false).await;
+                    return answered(client, desk, intake, upstream, got, sent).await;
                 }
             }
         }
         out.clear();
-        if intake.whole() {
+        if intake.is_through() {
             break;
         }
         if out.capacity() != LARGE_BYTES {
@@ -72,9 +75,9 @@ pub async fn stream(
         loop {
             // What has been appended stays in `out` when this is given up and begun again.
             match race(read.as_mut(), next_piece(client, intake, &mut out)).await {
-                Race::Read(got) => match interim(got, desk, &shard) {
+                Race::Read(got) => match interim(got, desk, shard.head_limits(client.profile)) {
                     Ok(rx) => read.set(upstream.socket.read_more(rx)),
-                    Err(got) => return answered(client, desk, upstream, got, false).await,
+                    Err(got) => return answered(client, desk, intake, upstream, got, Sent::Part).await,
                 },
                 Race::Work(Ok(())) => break,
                 Race::Work(Err(stop)) => {
@@ -85,13 +88,9 @@ pub async fn stream(
         }
     }
     shard.buffers.give(out);
-    client.timer.arm(
-        shard.deadline(shard.limits.response_head_timeout_ms),
-        upstream.socket.fd(),
-        Action::ShutBoth,
-    );
+    client.timer.arm(shard.deadline(head_timeout_ms), upstream.socket.fd(), Action::ShutBoth);
     match client.watch(read).await {
-        Ok(got) => answered(client, desk, upstream, got, true).await,
+        Ok(got) => answered(client, desk, intake, upstream, got, Sent::Whole).await,
         Err(_) => {
             upstream.socket.shutdown_both();
             Attempt::ClientGone
@@ -100,29 +99,51 @@ pub async fn stream(
 }
 
 /// What came is only the promise of an answer: back comes the buffer to read on into.
-fn interim((result, mut rx): Read<usize>, desk: &mut Desk, shard: &Shard) -> Result<Vec<u8>, Read<usize>> {
+fn interim(
+    (result, mut rx): Read<usize>,
+    desk: &mut Desk,
+    limits: &HeadLimits,
+) -> Result<Vec<u8>, Read<usize>> {
     match result {
-        Ok(n) if n > 0 && only_interim(&mut rx, desk, &shard.limits.head) => Ok(rx),
+        Ok(n) if n > 0 && only_interim(&mut rx, desk, limits) => Ok(rx),
         result => Err((result, rx)),
     }
+}
+
+/// How much of a request the kernel has taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    None,
+    Part,
+    Whole,
 }
 
 async fn answered(
     client: &mut Client,
     desk: &mut Desk,
+    intake: &Intake,
     upstream: Upstream,
     (result, rx): Read<usize>,
-    sent: bool,
+    sent: Sent,
 ) -> Attempt {
     match result {
-        Ok(n) if n > 0 => await_head(client, desk, upstream, rx, sent).await,
+        Ok(n) if n > 0 => await_head(client, desk, upstream, rx, sent == Sent::Whole).await,
         _ if client.timer.fired() => Attempt::Failed { fault: UpstreamFault::HeadTimeout, errno: 0 },
-        result => Attempt::Failed { fault: UpstreamFault::BeforeHead, errno: errno(&result) },
+        result => {
+            let unread = upstream.reused && sent == Sent::None || result.is_ok() && upstream.unread().await;
+            match unread && intake.is_kept() {
+                true => Attempt::Stale,
+                false => Attempt::Failed { fault: UpstreamFault::BeforeHead, errno: errno(&result) },
+            }
+        }
     }
 }
 
 /// Appends the next bytes of the body to `out`, framed for the server. Appends nothing when only framing arrived.
 async fn next_piece(client: &mut Client, intake: &mut Intake, out: &mut Vec<u8>) -> Result<(), Attempt> {
+    if intake.push_kept(out) {
+        return Ok(());
+    }
     let idle_ms = client.shard.limits.client_body_idle_timeout_ms;
     if client.unread().is_empty() {
         client.arm_deadline(idle_ms, Action::ShutRead);
@@ -132,7 +153,7 @@ async fn next_piece(client: &mut Client, intake: &mut Intake, out: &mut Vec<u8>)
                 let limit = remaining.min(LARGE_BYTES as u64) as usize;
                 client.read_body(out, limit).await.map_err(stopped)?;
                 let taken = intake.reader.advance(out).expect("a length cannot be malformed").consumed;
-                intake.content += taken as u64;
+                intake.passed(&out[..taken]);
                 return Ok(());
             }
             None => {
@@ -147,7 +168,7 @@ async fn next_piece(client: &mut Client, intake: &mut Intake, out: &mut Vec<u8>)
             Err(error) => return Err(Attempt::Refuse(Rejection::BadRequest, error.what)),
         };
         let data = &bytes[decoded.data];
-        intake.content += data.len() as u64;
+        intake.passed(data);
         match intake.framing {
             Framing::Chunked => push_chunk(out, data),
             _ => out.extend_from_slice(data),
@@ -157,9 +178,7 @@ async fn next_piece(client: &mut Client, intake: &mut Intake, out: &mut Vec<u8>)
     if intake.content > client.shard.limits.body_bytes_max {
         return Err(Attempt::Refuse(Rejection::BodyTooLarge, TOO_LARGE));
     }
-    if intake.framing == Framing::Chunked && intake.whole() {
-        push_end(out, &intake.reader);
-    }
+    intake.push_end(out);
     Ok(())
 }
 
@@ -170,20 +189,6 @@ fn stopped(end: End) -> Attempt {
             Attempt::Refuse(Rejection::RequestTimeout, "the client stopped sending the request body")
         }
     }
-}
-
-/// Appends `data` as one chunk; nothing for no data, which would end the body.
-pub fn push_chunk(out: &mut Vec<u8>, data: &[u8]) {
-    if !data.is_empty() {
-        push_chunk_header(out, data.len());
-        out.extend_from_slice(data);
-        out.extend_from_slice(b"\r\n");
-    }
-}
-
-/// Appends the last chunk and the trailers that came.
-pub fn push_end(out: &mut Vec<u8>, reader: &BodyReader) {
-    push_last_chunk(out, reader.trailers(), b"");
 }
 
 enum Race<R, W> {

@@ -52,12 +52,23 @@ pub struct Upstream {
     pub sent_now: u64,
     /// The server's `Keep-Alive: timeout` of the last answer, in nanoseconds; 0 when it named none.
     pub idle_ns_named: u64,
+    /// Made in place of connections that the server had closed.
+    pub replaces: bool,
 }
 
 impl Upstream {
-    /// A connection just made. `generation` as [`Upstreams::generation`] said before it was begun.
-    pub fn fresh(socket: Socket, generation: u32) -> Upstream {
-        Upstream { socket, reused: false, generation, sent_before: 0, sent_now: 0, idle_ns_named: 0 }
+    /// A connection just made. `generation` as [`Upstreams::generation`] said before it was begun, `replaces` as
+    /// [`Upstreams::take_broken`] did.
+    pub fn fresh(socket: Socket, generation: u32, replaces: bool) -> Upstream {
+        Upstream {
+            socket,
+            reused: false,
+            generation,
+            sent_before: 0,
+            sent_now: 0,
+            idle_ns_named: 0,
+            replaces,
+        }
     }
 
     /// Whether it is certain that the server's process has read nothing of the present request, after the connection ended
@@ -119,6 +130,8 @@ struct Shelf {
     idle_ns: Option<u64>,
     learnt_at: Nanos,
     streams: Habit,
+    /// The server has closed connections, and has not been connected to since.
+    broken: bool,
 }
 
 impl Shelf {
@@ -173,10 +186,12 @@ impl Shelf {
                 true
             }
             Peek::Closed if idle.probation => {
+                self.broken = true;
                 self.judge(idle, Some(false), now);
                 false
             }
             Peek::Closed => {
+                self.broken = true;
                 self.closed_by_server(now, idle);
                 false
             }
@@ -235,7 +250,7 @@ impl Upstreams {
             return;
         }
         if let Some(probation) = shelf.admits(kind, now) {
-            upstream.reused = true;
+            (upstream.reused, upstream.replaces) = (true, false);
             upstream.sent_before += std::mem::take(&mut upstream.sent_now);
             shelf.idle.push(Idle { upstream, probation, since: now, seen: now });
         }
@@ -260,7 +275,14 @@ impl Upstreams {
     pub fn forget(&self, backend: BackendId) {
         let mut shelves = self.shelves.borrow_mut();
         let shelf = shelf(&mut shelves, backend);
-        *shelf = Shelf { generation: shelf.generation.wrapping_add(1), ..Shelf::default() };
+        let broken = shelf.broken || !shelf.idle.is_empty();
+        *shelf = Shelf { generation: shelf.generation.wrapping_add(1), broken, ..Shelf::default() };
+    }
+
+    /// Whether `backend` has closed (or lost) idle connections and was not connected to since; now it is about to be.
+    pub fn take_broken(&self, backend: BackendId) -> bool {
+        let mut shelves = self.shelves.borrow_mut();
+        shelves.get_mut(backend.index()).is_some_and(|shelf| std::mem::take(&mut shelf.broken))
     }
 
     /// Grows when `backend`'s connections are to be forgotten.

@@ -187,12 +187,74 @@ fn short_and_unreadable_prompts_are_spread_as_by_default() {
     assert_eq!(names, "aabacaa");
 }
 
+/// The pool may say `miss = "least-busy"` instead: what nobody holds goes where the least prompt work waits, and the answer says so.
+#[test]
+fn without_a_match_the_least_busy_may_be_asked_for_instead() {
+    const LEAST_BUSY: &str = "kv = { miss = \"least-busy\" }";
+    let gate = Gate::new();
+    let engines: Vec<Engine> = (0..3)
+        .map(|_| {
+            let gate = std::sync::Arc::clone(&gate);
+            Engine::start(move |exchange| {
+                if exchange.body_has("a very long question")? {
+                    gate.pass(seconds(30));
+                }
+                exchange.reply_ok()
+            })
+        })
+        .collect();
+    let router = router_over(&engines, "kv-aware", &[LEAST_BUSY], &["max_concurrency = 0"]);
+    let mut client = router.client();
+    // Nothing runs: in turn, prompts that cannot be read included.
+    let idle: Vec<String> = (0..12)
+        .map(|number| {
+            let unreadable = number % 4 == 3;
+            let body = if unreadable { b"no JSON at all".to_vec() } else { prompt(number, 3000) };
+            let response = client.post(CHAT, &body);
+            assert_eq!(algorithm(&response), "least-busy");
+            server(&response)
+        })
+        .collect();
+    let taken = |name: &str| idle.iter().filter(|server| *server == name).count();
+    assert_eq!(["a", "b", "c"].map(taken), [4, 4, 4], "{idle:?}");
+    // About fifty thousand tokens are to be computed at one of them.
+    let long = question(&words(100, 200_000), "a very long question");
+    let mut waiting = router.client();
+    waiting.send(&request("POST", CHAT, &[], &long));
+    eventually(seconds(5), "it is placed", || {
+        engines.iter().any(|engine| engine.active() == 1).then_some(()).ok_or_else(|| "nobody has it".into())
+    });
+    let busy = engines.iter().position(|engine| engine.active() == 1).expect("somebody has it");
+    let before = counts(&engines);
+    // By turns, a third of these would wait behind it.
+    for number in 200..220 {
+        let response = client.post(CHAT, &prompt(number, 3000));
+        assert_eq!((algorithm(&response), prefix_blocks(&response).0), ("least-busy".into(), 0));
+    }
+    let after = counts(&engines);
+    let got: Vec<usize> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+    assert_eq!(got[busy], 0, "{got:?}");
+    assert!(got.iter().all(|got| *got == 0 || (9..=11).contains(got)), "the others share them: {got:?}");
+    // A match is followed as ever, to the busy one too.
+    let response = client.post(CHAT, &prompt(219, 3000));
+    assert_eq!(algorithm(&response), "kv-aware");
+    gate.open();
+    let first = waiting.response();
+    assert_eq!((algorithm(&first), prefix_blocks(&first).0), ("least-busy".into(), 0));
+    assert_eq!(server(&first), ["a", "b", "c"][busy]);
+    let again = client.post(CHAT, &long);
+    assert_eq!((server(&again), algorithm(&again)), (server(&first), "kv-aware".into()));
+}
+
 /// Distinct new prompts, one at a time, are spread evenly: an idle pool has no favourite.
 #[test]
 fn distinct_new_prompts_one_at_a_time_spread_evenly() {
-    for shards in [1, 2] {
+    for (shards, miss) in
+        [(1, "weighted-round-robin"), (2, "weighted-round-robin"), (1, "least-busy"), (2, "least-busy")]
+    {
         let engines = answering(4);
-        let mut setup = Setup::new().shards(shards).pool("p", &[&pool_of("kv-aware")]);
+        let kv = format!("kv = {{ miss = \"{miss}\" }}");
+        let mut setup = Setup::new().shards(shards).pool("p", &[&pool_of("kv-aware"), &kv]);
         for (engine, name) in engines.iter().zip('a'..) {
             setup = setup.server(&name.to_string(), engine, &[]);
         }
@@ -201,7 +263,7 @@ fn distinct_new_prompts_one_at_a_time_spread_evenly() {
             server(&router.client().post(CHAT, &prompt(number, 3000)));
         }
         let counts = counts(&engines);
-        assert!(counts.iter().all(|count| (18..=22).contains(count)), "{shards} shards: {counts:?}");
+        assert!(counts.iter().all(|count| (18..=22).contains(count)), "{shards} shards, {miss}: {counts:?}");
     }
 }
 

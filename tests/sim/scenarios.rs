@@ -25,6 +25,7 @@ pub fn server(weight: f64, max_concurrency: u32, pool: Option<u16>) -> Server {
         kv_capacity_blocks: 1,
         api_key: None,
         models: Some(Vec::new()),
+        registered: false,
         removed: false,
     }
 }

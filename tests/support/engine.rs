@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::exchange::Exchange;
-use super::time::{eventually, now, seconds};
+use super::time::{eventually, now, pause, seconds};
 use super::wire::{Fault, Framing, Head, Socket, Wire, peer_gone, poll_readable};
 
 /// How the router ended a connection.
@@ -47,6 +47,8 @@ pub const FIGURES: [&str; 3] = ["/metrics", "/props", "/get_server_info"];
 #[derive(Debug, Clone)]
 pub enum Probe {
     Reply(u16, String),
+    /// The same after a while.
+    After(Duration, u16, String),
     /// Takes the request and says nothing.
     Hang,
 }
@@ -481,7 +483,7 @@ fn serve(wire: &mut Wire, number: usize, shared: &Arc<Shared>) -> Next {
             }
         };
         if let Some(probe) = probe {
-            match probe {
+            match &probe {
                 Probe::Hang => {
                     let fault = wire.fill(now() + seconds(600));
                     if let Err(fault) = fault {
@@ -489,7 +491,10 @@ fn serve(wire: &mut Wire, number: usize, shared: &Arc<Shared>) -> Next {
                     }
                     return Next::Close;
                 }
-                Probe::Reply(status, body) => {
+                Probe::After(_, status, body) | Probe::Reply(status, body) => {
+                    if let Probe::After(span, ..) = &probe {
+                        pause(*span);
+                    }
                     let length = body.len();
                     let text = format!(
                         "HTTP/1.1 {status} Probe\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"

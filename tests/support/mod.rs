@@ -16,6 +16,7 @@ pub mod exchange;
 pub mod metrics;
 pub mod prompts;
 pub mod router;
+pub mod stargate;
 pub mod time;
 pub mod wire;
 

@@ -278,6 +278,7 @@ pub struct Router {
     child: Child,
     http: SocketAddr,
     admin: SocketAddr,
+    metrics: Option<SocketAddr>,
     stderr: Arc<Mutex<Vec<u8>>>,
     directory: Option<tempfile::TempDir>,
     ended: Option<Option<i32>>,
@@ -287,6 +288,12 @@ impl Router {
     /// Starts the binary with `args` and waits for its `ready` line.
     #[track_caller]
     pub fn spawn(args: &[&str]) -> Router {
+        Router::spawn_as(args, "openai")
+    }
+
+    /// The same, whose one listener must have that profile.
+    #[track_caller]
+    pub fn spawn_as(args: &[&str], profile_expected: &str) -> Router {
         let mut child = command(args).spawn().expect("the binary starts");
         let stdout = child.stdout.take().expect("piped");
         let mut stderr_pipe = child.stderr.take().expect("piped");
@@ -305,7 +312,7 @@ impl Router {
             }
         });
         let deadline = now() + seconds(15);
-        let (mut http, mut admin) = (None, None);
+        let (mut http, mut admin, mut metrics) = (None, None, None);
         let mut seen = Vec::new();
         loop {
             let left = deadline.saturating_duration_since(now());
@@ -317,10 +324,12 @@ impl Router {
             };
             if let Some(address) = text.strip_prefix("listening http ") {
                 let (address, profile) = address.split_once(' ').expect("address, then profile");
-                assert_eq!(profile, "profile=openai", "in {text:?}");
+                assert_eq!(profile.strip_prefix("profile="), Some(profile_expected), "in {text:?}");
                 http = Some(address.parse().expect("a socket address"));
             } else if let Some(address) = text.strip_prefix("listening admin ") {
                 admin = Some(address.parse().expect("a socket address"));
+            } else if let Some(address) = text.strip_prefix("listening metrics ") {
+                metrics = Some(address.parse().expect("a socket address"));
             } else if text == "ready" {
                 break;
             }
@@ -328,7 +337,12 @@ impl Router {
         }
         let http = http.unwrap_or_else(|| panic!("no `listening http` before `ready`: {seen:?}"));
         let admin = admin.unwrap_or_else(|| panic!("no `listening admin` before `ready`: {seen:?}"));
-        Router { child, http, admin, stderr, directory: None, ended: None }
+        Router { child, http, admin, metrics, stderr, directory: None, ended: None }
+    }
+
+    /// Its files live as long as it does.
+    pub fn keep(&mut self, directory: tempfile::TempDir) {
+        self.directory = Some(directory);
     }
 
     /// Where clients connect.
@@ -337,6 +351,10 @@ impl Router {
     }
     pub fn admin(&self) -> SocketAddr {
         self.admin
+    }
+    /// Of a listener that serves nothing but the metrics page.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics.expect("a metrics listener")
     }
     pub fn pid(&self) -> u32 {
         self.child.id()

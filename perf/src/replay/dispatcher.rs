@@ -160,6 +160,7 @@ fn catalog(rules: &Rules, servers: usize) -> Catalog {
         kv_capacity_blocks: capacity,
         api_key: None,
         models: Some(Vec::new()),
+        registered: false,
         removed: false,
     };
     let pool = Pool {

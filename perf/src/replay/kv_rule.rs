@@ -11,7 +11,8 @@
 //! Of the servers in the window, the one with the most worth after all prices wins if that is `min_match` blocks or more; of it and those
 //! that match as much and are worth `min_match` before the price for load, the one with the least load takes the request, waiting prompt
 //! tokens included. Where all servers hold `min_match` blocks and none can pay, the least busy in the window takes it. Otherwise weighted
-//! round-robin, whose wheel hits do not turn.
+//! round-robin, whose wheel hits do not turn; or, where [`Miss::LeastBusy`] says so, the server with the fewest requests in flight and prompt
+//! tokens waiting, of equals the one furthest below its share.
 //!
 //! Blocks are the router's, of 64 tokens: eight to a block of the trace, the last of a prompt too, where the router itself takes only as many
 //! as are full. Each server's memory is an LRU, touched at dispatch. Ends are kept for ever; the router's own are bounded.
@@ -19,7 +20,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use ringway::proto::backend::catalog::KvRules;
+use ringway::proto::backend::catalog::{KvRules, Miss};
 
 use super::lru::Lru;
 use super::policy::{Arrival, Books, Policy, Verdict};
@@ -27,15 +28,6 @@ use super::trace::{BLOCK_TOKENS, Request};
 
 /// The router's blocks in one of the trace's.
 const ROUTER_BLOCKS: f64 = 8.0;
-
-/// Where a request without a useful match goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Miss {
-    /// In turn, blind to load.
-    RoundRobin,
-    /// To the least busy, waiting prompt tokens included.
-    LeastBusy,
-}
 
 /// The rule's numbers; matches in the router's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +61,9 @@ pub struct Numbers {
     pub horizon: f64,
     /// Prompt tokens waiting that weigh as much as a request in flight.
     pub request_tokens: f64,
+    /// 1: what a server holds of a prompt without a useful match is taken off its tokens where the least busy gets it. What the product
+    /// does not do, to show why.
+    pub miss_holds: f64,
 }
 
 impl Default for Numbers {
@@ -91,7 +86,8 @@ impl Default for Numbers {
             work_free: 0.03,
             work_free_tokens: 50_000.0,
             horizon: 8192.0,
-            request_tokens: 8192.0,
+            request_tokens: 4096.0,
+            miss_holds: 0.0,
         }
     }
 }
@@ -132,11 +128,12 @@ impl Numbers {
             "work_free_tokens" => &mut self.work_free_tokens,
             "horizon" => &mut self.horizon,
             "request_tokens" => &mut self.request_tokens,
+            "miss_holds" => &mut self.miss_holds,
             _ => {
                 return Err(format!(
                     "`{name}`: expected slack_abs, slack_rel, min_match, memory, load_price, share_price, share_free, \
                      share_free_requests, share_prior, busy_price, immunity, ends_whole, work_price, work_free, \
-                     work_free_tokens, horizon or request_tokens"
+                     work_free_tokens, horizon, request_tokens or miss_holds"
                 ));
             }
         };
@@ -236,6 +233,17 @@ impl KvRule {
         })
     }
 
+    /// Where a prompt goes that no match decides for.
+    fn miss_least_busy(&self, matched: &[usize]) -> usize {
+        let key = |server: usize| {
+            let holds = self.numbers.miss_holds * (matched[server] as u64 * BLOCK_TOKENS) as f64;
+            let held = if holds > 0.0 { holds / self.numbers.request_tokens } else { 0.0 };
+            (self.busy(server) - held, self.requests_over[server])
+        };
+        let less = |a: (f64, f64), b: (f64, f64)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1));
+        (0..matched.len()).min_by(|&a, &b| less(key(a), key(b))).expect("there are servers")
+    }
+
     /// The price of the server's share, in the router's blocks; for requests, the `part` of it.
     fn share_price(&self, server: usize, to_compute: f64, part: f64, continues: bool, load_mean: f64) -> f64 {
         let n = &self.numbers;
@@ -314,12 +322,12 @@ impl Policy for KvRule {
             self.memory.iter().map(|memory| memory.matched(&request.blocks)).collect()
         };
         let server = self.holder(request, &matched).unwrap_or_else(|| match self.miss {
-            Miss::RoundRobin => {
+            Miss::WeightedRoundRobin => {
                 let server = self.next;
                 self.next = (server + 1) % matched.len();
                 server
             }
-            Miss::LeastBusy => self.least_busy(0..matched.len()).expect("there are servers"),
+            Miss::LeastBusy => self.miss_least_busy(&matched),
         });
         self.memory[server].touch(&request.blocks);
         if let Some(reported) = &mut self.reported {

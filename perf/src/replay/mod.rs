@@ -30,14 +30,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Args, ValueEnum};
-use ringway::proto::backend::catalog::Algorithm;
+use ringway::proto::backend::catalog::{Algorithm, KvRules, Miss};
 
 use crate::clock::MS;
 use cache_aware::{CacheAware, Ties};
 use cost_function::CostFunction;
 use dispatcher::{Dispatched, Rules};
 use engine::EngineModel;
-use kv_rule::{KvRule, Miss, Numbers};
+use kv_rule::{KvRule, Numbers};
 use oracle::Oracle;
 use policy::Policy;
 use power_of_two::PowerOfTwo;
@@ -119,14 +119,16 @@ enum RouterKind {
     KvAware,
     /// kv-aware that engines tell what they reused.
     KvAwareReports,
+    /// kv-aware with `miss = "least-busy"`: requests without a match worth following go there.
+    KvAwareLeastBusy,
     /// kv-aware with a ceiling of 32 requests per server, and the router's queue.
     KvAwareCeiling,
     /// kv-aware's rule, numbers open: for sweeps.
     KvRule,
     /// The same; what an engine reports as computed, though it was believed to be there, is forgotten.
     KvRuleDropsTails,
-    /// kv-aware's rule, but requests without a useful match go to the least busy server.
-    KvAwareLeastBusy,
+    /// The same; requests without a useful match go to the least busy server.
+    KvRuleLeastBusy,
     PowerOfTwo,
     /// SGLang Model Gateway `cache_aware`; equal matches to the least loaded.
     SmgCacheAware,
@@ -147,19 +149,22 @@ enum RouterKind {
 impl RouterKind {
     /// All but what only sweeps are for.
     fn compared() -> impl Iterator<Item = RouterKind> {
-        let swept = [RouterKind::KvRule, RouterKind::KvRuleDropsTails];
+        let swept = [RouterKind::KvRule, RouterKind::KvRuleDropsTails, RouterKind::KvRuleLeastBusy];
         RouterKind::value_variants().iter().copied().filter(move |kind| !swept.contains(kind))
     }
 
     /// Whether a number of the rule makes a difference to it.
     fn heeds(self, number: &str) -> bool {
         match self {
-            RouterKind::KvRule
-            | RouterKind::KvRuleDropsTails
-            | RouterKind::KvAwareLeastBusy
-            | RouterKind::OracleKvAware => true,
+            RouterKind::KvRule | RouterKind::KvRuleDropsTails | RouterKind::OracleKvAware => {
+                !number.starts_with("miss_")
+            }
+            RouterKind::KvRuleLeastBusy => true,
             // The others are constants there.
-            RouterKind::KvAware | RouterKind::KvAwareReports | RouterKind::KvAwareCeiling => {
+            RouterKind::KvAware
+            | RouterKind::KvAwareReports
+            | RouterKind::KvAwareLeastBusy
+            | RouterKind::KvAwareCeiling => {
                 ["slack_abs", "slack_rel", "min_match", "memory"].contains(&number)
             }
             _ => false,
@@ -175,7 +180,8 @@ impl RouterKind {
             RouterKind::KvAwareCeiling => "kv-aware, ceiling 32",
             RouterKind::KvRule => "kv-aware's rule, numbers open",
             RouterKind::KvRuleDropsTails => "kv-aware's rule, drops reported tails (no option)",
-            RouterKind::KvAwareLeastBusy => "kv-aware, misses to the least busy (no default)",
+            RouterKind::KvAwareLeastBusy => "kv-aware, miss = least-busy",
+            RouterKind::KvRuleLeastBusy => "kv-aware's rule, numbers open, misses to the least busy",
             RouterKind::PowerOfTwo => "power of two",
             RouterKind::SmgCacheAware => "smg cache_aware, ties to the least loaded",
             RouterKind::SmgCacheAwareFirst => "smg cache_aware, ties to the first",
@@ -208,12 +214,16 @@ impl RouterKind {
             RouterKind::LeastConnections => ours(pool(Algorithm::LeastConnections)),
             RouterKind::KvAware => ours(pool(Algorithm::KvAware)),
             RouterKind::KvAwareReports => ours(Rules { reports: true, ..pool(Algorithm::KvAware) }),
+            RouterKind::KvAwareLeastBusy => {
+                let kv = KvRules { miss: Miss::LeastBusy, ..numbers.rules() };
+                ours(Rules { kv, ..pool(Algorithm::KvAware) })
+            }
             RouterKind::KvAwareCeiling => ours(Rules { ceiling: CEILING, ..pool(Algorithm::KvAware) }),
             RouterKind::PowerOfTwo => Box::new(PowerOfTwo::new(servers, requests, setting.seed)),
-            RouterKind::KvRule => Box::new(rule(Miss::RoundRobin)),
-            RouterKind::KvRuleDropsTails => Box::new(rule(Miss::RoundRobin).dropping_tails()),
-            RouterKind::KvAwareLeastBusy => Box::new(rule(Miss::LeastBusy)),
-            RouterKind::OracleKvAware => Box::new(rule(Miss::RoundRobin).seeing_caches()),
+            RouterKind::KvRule => Box::new(rule(Miss::WeightedRoundRobin)),
+            RouterKind::KvRuleDropsTails => Box::new(rule(Miss::WeightedRoundRobin).dropping_tails()),
+            RouterKind::KvRuleLeastBusy => Box::new(rule(Miss::LeastBusy)),
+            RouterKind::OracleKvAware => Box::new(rule(Miss::WeightedRoundRobin).seeing_caches()),
             RouterKind::SmgCacheAware => {
                 Box::new(CacheAware::new(Ties::LeastLoaded, servers, requests, blocks))
             }

@@ -1,7 +1,7 @@
 //! Tiny traces, figures worked out by hand.
 
 use super::engine::EngineModel;
-use super::kv_rule::{KvRule, Miss, Numbers};
+use super::kv_rule::{KvRule, Numbers};
 use super::policy::{Arrival, Policy, Verdict};
 use super::simulation::{Outcome, Setting, simulate, single_cache_hit_rate};
 use super::trace::{BLOCK_TOKENS, Request, Trace};
@@ -254,7 +254,7 @@ fn numbers() -> Numbers {
 }
 
 fn rule(numbers: Numbers, servers: usize) -> KvRule {
-    KvRule::new(numbers, Miss::RoundRobin, servers, 10_000, 1_000, 2_000)
+    KvRule::new(numbers, Miss::WeightedRoundRobin, servers, 10_000, 1_000, 2_000)
 }
 
 #[test]
@@ -454,7 +454,7 @@ fn nine_prompts_on_two_engines_of_five_are_reused() {
 fn the_dispatcher_decides_as_the_rule_says() {
     // Conversations that grow, restart and share heads, on engines that queue; whole blocks, so that both count alike.
     // Which of the rule's finer points decided something.
-    let mut mattered = [false; 3];
+    let mut mattered = [false; 5];
     for seed in 0..8 {
         let mut rng = rng::Rng::new(seed);
         let mut next_block = 40;
@@ -486,12 +486,29 @@ fn the_dispatcher_decides_as_the_rule_says() {
         let none = Numbers { work_price: 0.0, share_price: 0.0, ..Numbers::default() };
         let uncapped = Numbers { busy_price: 1e9, ..Numbers::default() };
         let immune = Numbers { immunity: 0.0, ..Numbers::default() };
-        for (other, mattered) in [none, uncapped, immune].into_iter().zip(&mut mattered) {
-            let mut other = RouterKind::KvRule.router(&trace, &setting, other);
-            *mattered |= simulate(&trace, &setting, other.as_mut()) != real;
+        // The same where misses go to the least busy.
+        let [real_least, rule_least] = [RouterKind::KvAwareLeastBusy, RouterKind::KvRuleLeastBusy]
+            .map(|kind| play_one(&trace, &setting, kind));
+        assert!(
+            real_least == rule_least,
+            "seed {seed}: {:?} and {:?}",
+            real_least.requests,
+            rule_least.requests
+        );
+        let requests_alone = Numbers { request_tokens: 1e9, ..Numbers::default() };
+        let others = [
+            (RouterKind::KvRule, none, &real),
+            (RouterKind::KvRule, uncapped, &real),
+            (RouterKind::KvRule, immune, &real),
+            (RouterKind::KvRule, Numbers::default(), &real_least),
+            (RouterKind::KvRuleLeastBusy, requests_alone, &real_least),
+        ];
+        for ((kind, numbers, real), mattered) in others.into_iter().zip(&mut mattered) {
+            let mut other = kind.router(&trace, &setting, numbers);
+            *mattered |= simulate(&trace, &setting, other.as_mut()) != *real;
         }
     }
-    assert_eq!(mattered, [true; 3], "prices, and the caps on them");
+    assert_eq!(mattered, [true; 5], "prices, the caps on them, where misses go, and by what");
 }
 
 #[derive(clap::Parser)]

@@ -2,10 +2,13 @@
 
 use serde_json::{Value, json};
 
+use std::rc::Rc;
+
 use super::show::state_json;
-use super::{REPORT_WAIT_MS, Shared, servers};
+use super::{BODY_BYTES_MAX, Face, REPORT_WAIT_MS, Shared, registrations, servers};
 use crate::control::metrics::{Format, render};
 use crate::control::port::Port;
+use crate::limits::REGISTRATION_BYTES_MAX;
 use crate::proto::http1::{Method, RequestHead};
 
 /// What stands behind a path.
@@ -22,6 +25,8 @@ enum Room {
     Server,
     /// `/admin/v1/servers/{name}/drain`
     Drain,
+    /// `/v1/registrations/{id}`
+    Registration,
     /// Known, and not in this version.
     Later,
 }
@@ -44,7 +49,7 @@ fn find(path: &str) -> Option<(Room, &'static [Method])> {
             Some(None) if path != "/admin/v1/servers/" => (Room::Server, &[Method::Patch, Method::Delete]),
             _ => match path.strip_prefix("/v1/registrations/") {
                 Some(id) if !id.is_empty() && !id.contains('/') => {
-                    (Room::Later, &[Method::Put, Method::Delete])
+                    (Room::Registration, &[Method::Put, Method::Delete])
                 }
                 _ => return None,
             },
@@ -80,6 +85,10 @@ GET /admin/v1/config    effective configuration, as JSON (or TOML, if accepted)
 
 PATCH /admin/v1/servers/NAME         {\"weight\":0} and max_concurrency, max_input_tokens, routing_tier; answers its new state
 POST  /admin/v1/servers/NAME/drain   weight 0; answers when nothing runs on it any more, or after ?timeout_ms=N
+
+PUT    /v1/registrations/ID          {\"url\",\"models\":{\"MODEL\":{\"status\":\"active\",\"stats\":{}}}} and cluster_id, routing_key, ttl_ms, lease;
+                                     a server for Stargate listeners; answers {\"lease\",\"ttl_ms\",\"expires_at_unix_ms\"}
+DELETE /v1/registrations/ID          ends it; ?lease=LEASE: only if that is its lease
 "
 );
 
@@ -152,11 +161,15 @@ impl Answer {
     }
 }
 
-/// Whether the answer to a request depends on its body.
-pub(super) fn takes_body(head: &RequestHead, buf: &[u8]) -> bool {
+/// How large a body may be on which the answer to a request depends; `None`: it does not depend on one.
+pub(super) fn body_bytes_max(head: &RequestHead, buf: &[u8]) -> Option<usize> {
     let path = String::from_utf8_lossy(head.path(buf));
     let room = find(&path).filter(|(_, methods)| methods.contains(&head.method)).map(|(room, _)| room);
-    matches!((room, head.method), (Some(Room::Server), Method::Patch) | (Some(Room::Drain), _))
+    match (room, head.method) {
+        (Some(Room::Server), Method::Patch) | (Some(Room::Drain), _) => Some(BODY_BYTES_MAX),
+        (Some(Room::Registration), Method::Put) => Some(REGISTRATION_BYTES_MAX),
+        _ => None,
+    }
 }
 
 /// A browser says which page's script sent a request. Pages of others may not change anything here, and a reader of pages
@@ -178,16 +191,22 @@ fn is_own_name(authority: &[u8]) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<std::net::IpAddr>().is_ok()
 }
 
-/// Answers one request; `buf` is what its head was parsed from, `body` what [`takes_body`] asked for.
-pub(super) async fn answer<P: Port>(
-    shared: &Shared<P>,
+/// Answers one request; `buf` is what its head was parsed from, `body` what [`body_bytes_max`] asked for.
+pub(super) async fn answer<P: Port + 'static>(
+    shared: &Rc<Shared<P>>,
+    face: Face,
     head: &RequestHead,
     buf: &[u8],
     body: &[u8],
 ) -> Answer {
     let path = String::from_utf8_lossy(head.path(buf));
-    let Some((room, methods)) = find(&path) else {
-        return Answer::error(404, "not_found", "no such path; GET / lists what is there");
+    let Some((room, methods)) = find(&path).filter(|(room, _)| face == Face::Admin || *room == Room::Metrics)
+    else {
+        let there = match face {
+            Face::Admin => "no such path; GET / lists what is there",
+            Face::Metrics => "no such path; there is /metrics",
+        };
+        return Answer::error(404, "not_found", there);
     };
     if !methods.contains(&head.method) {
         let allow = methods.iter().map(|method| method_name(*method)).collect::<Vec<_>>().join(", ");
@@ -217,17 +236,25 @@ pub(super) async fn answer<P: Port>(
             let accept = head.named(buf, b"accept").map(|span| span.of(buf).to_vec());
             let format = Format::accepted(accept.as_deref());
             let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
-            Answer::text(format.content_type(), render(figures, format))
+            let prefix = shared.options.trusted.is_some().then(|| &*shared.options.metrics_prefix);
+            Answer::text(format.content_type(), render(figures, prefix, format))
         }
         Room::State => {
             let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
             let uptime_s = shared.clock.now().0 as f64 / 1e9;
             let state = shared.state.borrow();
-            Answer::json(200, &state_json(&figures, state.shards(), state.phase(), uptime_s))
+            let registrations = registrations::list(&figures, &state, shared.clock.now());
+            Answer::json(200, &state_json(&figures, state.shards(), state.phase(), registrations, uptime_s))
         }
         Room::Config => {
             let accept = head.named(buf, b"accept").map(|span| span.of(buf));
             config(&shared.options.config_text, accept == Some(b"application/toml"))
+        }
+        Room::Registration if head.method == Method::Put => registrations::put(shared, &path, body).await,
+        Room::Registration => {
+            let whole = String::from_utf8_lossy(head.path_and_query.of(buf));
+            let query = whole.split_once('?').map_or("", |(_, query)| query);
+            registrations::delete(shared, &path, query).await
         }
         Room::Server if head.method == Method::Patch => servers::patch(shared, &path, body).await,
         Room::Drain => {
@@ -269,7 +296,10 @@ mod tests {
         assert_eq!(find("/admin/v1/servers/gpu0/drain"), Some((Room::Drain, &[Method::Post][..])));
         assert_eq!(later("/admin/v1/servers"), "POST");
         assert_eq!(later("/admin/v1/reload"), "POST");
-        assert_eq!(later("/v1/registrations/r1"), "PUT DELETE");
+        assert_eq!(
+            find("/v1/registrations/r1"),
+            Some((Room::Registration, &[Method::Put, Method::Delete][..]))
+        );
         for path in
             ["/", "/health", "/liveness", "/readiness", "/metrics", "/admin/v1/state", "/admin/v1/config"]
         {

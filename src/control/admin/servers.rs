@@ -36,10 +36,10 @@ pub(super) async fn patch<P: Port>(shared: &Shared<P>, path: &str, body: &[u8]) 
     };
     let change = match ServerChange::parse(body) {
         Ok(change) => change,
-        Err(faults) => return refused(&faults),
+        Err(faults) => return refused("bad_change", &faults),
     };
     if let Err(faults) = apply(shared, id, &change).await {
-        return refused(&faults);
+        return refused("bad_change", &faults);
     }
     let figures = shared.fresh_figures(REPORT_WAIT_MS).await;
     match row(&figures, id) {
@@ -63,7 +63,7 @@ pub(super) async fn drain<P: Port>(shared: &Shared<P>, path: &str, query: &str, 
     };
     let change = ServerChange { weight: Some(0.0), ..ServerChange::default() };
     if let Err(faults) = apply(shared, id, &change).await {
-        return refused(&faults);
+        return refused("bad_change", &faults);
     }
     let began = shared.clock.now();
     let mut idle_rounds = 0;
@@ -134,7 +134,7 @@ fn named<P: Port>(shared: &Shared<P>, path: &str) -> Result<BackendId, Answer> {
 }
 
 /// A path segment without its percent escapes; what is no escape stays.
-fn unescape(segment: &str) -> String {
+pub(super) fn unescape(segment: &str) -> String {
     let bytes = segment.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -173,7 +173,7 @@ fn timeout(query: &str, default_ms: u64) -> Result<u64, String> {
 }
 
 /// 400 with every fault, in words and one by one.
-fn refused(faults: &Faults) -> Answer {
+pub(super) fn refused(code: &str, faults: &Faults) -> Answer {
     let lines: Vec<String> = faults.0.iter().map(ToString::to_string).collect();
     let one_by_one: Vec<Value> = faults
         .0
@@ -184,7 +184,7 @@ fn refused(faults: &Faults) -> Answer {
     Answer::json(
         400,
         &json!({"error": {
-            "message": lines.join("; "), "type": "invalid_request_error", "code": "bad_change", "param": param,
+            "message": lines.join("; "), "type": "invalid_request_error", "code": code, "param": param,
             "faults": one_by_one,
         }}),
     )

@@ -61,7 +61,13 @@ const fn phase_name(phase: Phase) -> &'static str {
 }
 
 /// The body of `/admin/v1/state`. A standalone server stands in its built-in pool, which bears its name.
-pub(super) fn state_json(figures: &Figures, shards: &[ShardState], phase: Phase, uptime_s: f64) -> Value {
+pub(super) fn state_json(
+    figures: &Figures,
+    shards: &[ShardState],
+    phase: Phase,
+    registrations: Value,
+    uptime_s: f64,
+) -> Value {
     let pools: Vec<Value> = figures
         .pools
         .iter()
@@ -69,7 +75,7 @@ pub(super) fn state_json(figures: &Figures, shards: &[ShardState], phase: Phase,
         .map(|(index, pool)| {
             let of_pool = |row: &&ServerRow| match row.pool_index {
                 Some(of) => of == index,
-                None => row.name == pool.name,
+                None => row.name == pool.name && !row.registered,
             };
             let servers: Vec<Value> = figures.servers.iter().filter(of_pool).map(server_json).collect();
             json!({
@@ -105,7 +111,7 @@ pub(super) fn state_json(figures: &Figures, shards: &[ShardState], phase: Phase,
         })
         .collect();
     json!({
-        "phase": phase_name(phase), "pools": pools, "shards": shards,
+        "phase": phase_name(phase), "pools": pools, "registrations": registrations, "shards": shards,
         "uptime_s": (uptime_s * 1e3).round() / 1e3, "version": env!("CARGO_PKG_VERSION"),
     })
 }
@@ -133,7 +139,7 @@ mod tests {
             badge: true,
             cause: Some(Cause::AtCapacity),
         };
-        let state = state_json(&figures, &shards, Phase::Serving, 12.345_678);
+        let state = state_json(&figures, &shards, Phase::Serving, json!([]), 12.345_678);
         assert_eq!(state["pools"][0]["name"], "chat");
         assert_eq!(state["pools"][0]["queued"], 6);
         let server = &state["pools"][0]["servers"][0];
@@ -168,7 +174,7 @@ mod tests {
         );
         assert_eq!(state["uptime_s"], 12.346);
         assert_eq!(state["version"], env!("CARGO_PKG_VERSION"));
-        let ending = state_json(&figures, &shards, Phase::Draining, 1.0);
+        let ending = state_json(&figures, &shards, Phase::Draining, json!([]), 1.0);
         assert_eq!(
             (&ending["phase"], &ending["shards"][0]["state"]),
             (&json!("draining"), &json!("draining"))

@@ -37,11 +37,17 @@ fn pause(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
 
-const REQUEST: Request<'static> =
-    Request { host: "gpu0", base_path: "/base", path: "/health", api_key: Some("k1") };
+const REQUEST: Request<'static> = Request {
+    host: "gpu0",
+    base_path: "/base",
+    path: "/health",
+    api_key: Some("k1"),
+    lines: "x-model: m\r\n",
+};
 
 fn ask_at(addresses: Vec<Address>, uring: bool, timeout_ms: u64) -> Result<Response, FetchError> {
-    runtime::block_on(uring, async move { fetch(&addresses, REQUEST, timeout_ms, 1000).await }).unwrap()
+    runtime::block_on(uring, async move { fetch(&addresses, REQUEST, timeout_ms, 1000, &Clock::new()).await })
+        .unwrap()
 }
 
 fn ask(pieces: &'static [&'static [u8]]) -> Result<Response, FetchError> {
@@ -63,7 +69,8 @@ fn a_request_is_written_whole_and_its_answer_read_on_both_drivers() {
             "{asked}"
         );
         assert!(
-            asked.contains("\r\nAuthorization: Bearer k1\r\n") && asked.contains("\r\nConnection: close\r\n")
+            asked.contains("\r\nAuthorization: Bearer k1\r\nx-model: m\r\n")
+                && asked.contains("\r\nConnection: close\r\n")
         );
     }
 }
@@ -76,7 +83,10 @@ fn every_framing_is_read_to_its_end() {
     let until_close = ask(&[b"HTTP/1.0 200 OK\r\n\r\nab", b"c"]);
     assert_eq!(until_close.unwrap().body, b"abc");
     let none = ask(&[b"HTTP/1.1 204 No Content\r\n\r\n"]);
-    assert_eq!(none.unwrap(), Response { status: 204, body: Vec::new(), address: 0 });
+    let none = none.unwrap();
+    // The server takes 2 ms after its last piece, and loopback far less than a second before it.
+    assert!(none.exchange_ns > 0 && none.exchange_ns < 1_000_000_000, "{}", none.exchange_ns);
+    assert_eq!((none.status, none.body.len(), none.address), (204, 0, 0));
     let after_interim =
         ask(&[b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"]);
     let after_interim = after_interim.unwrap();

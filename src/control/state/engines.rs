@@ -12,6 +12,7 @@ use tracing::{debug, info};
 use super::State;
 use crate::clock::Nanos;
 use crate::control::port::Port;
+use crate::control::scrape::load::{Limits, Load, Task};
 use crate::control::scrape::{EVERY_MS, Facts, Life, SILENT_EVERY_MS, blocks};
 use crate::proto::backend::catalog::{Algorithm, Catalog};
 use crate::proto::config::EngineMetrics;
@@ -50,11 +51,29 @@ pub(super) struct Engine {
     suspect: bool,
     /// As the engine said last.
     blocks: Option<u32>,
+    /// When it may be asked next how busy it is.
+    load_due: Nanos,
+    /// That question is under way.
+    load_busy: bool,
+    limits: Option<Limits>,
 }
+
+/// Between two questions how busy an engine is, at least.
+const LOAD_GAP_MS: u64 = 500;
 
 impl Engine {
     pub(super) fn new(kind: EngineMetrics) -> Self {
-        Engine { kind, due: Nanos::ZERO, busy: false, life: Life::default(), suspect: false, blocks: None }
+        Engine {
+            kind,
+            due: Nanos::ZERO,
+            busy: false,
+            life: Life::default(),
+            suspect: false,
+            blocks: None,
+            load_due: Nanos::ZERO,
+            load_busy: false,
+            limits: None,
+        }
     }
 }
 
@@ -127,12 +146,58 @@ impl<P: Port> State<P> {
         }
     }
 
+    /// Whether an engine is to be asked now how busy it is; the question then counts as under way.
+    pub fn take_load(&mut self, id: BackendId, now: Nanos) -> Option<Task> {
+        let watched = &self.watched[id.index()];
+        let engine = &watched.engine;
+        let can = engine.kind != EngineMetrics::None && watched.check.up();
+        if !can || engine.load_busy || now < engine.load_due || self.measured_slots(id).is_empty() {
+            return None;
+        }
+        let watched = &mut self.watched[id.index()];
+        watched.engine.load_busy = true;
+        Some(Task { kind: watched.engine.kind, round: watched.generation, limits: watched.engine.limits })
+    }
+
+    /// An engine that was asked at `asked` said how busy it is. `None`: it did not answer.
+    pub fn handle_load(
+        &mut self,
+        id: BackendId,
+        round: u64,
+        asked: Nanos,
+        found: Option<(Load, Option<Limits>)>,
+    ) {
+        let watched = &mut self.watched[id.index()];
+        if watched.generation != round {
+            return;
+        }
+        let engine = &mut watched.engine;
+        engine.load_busy = false;
+        engine.load_due = asked.plus_ms(LOAD_GAP_MS);
+        let Some((load, limits)) = found else { return };
+        engine.limits = limits;
+        match (engine.kind, load.engine) {
+            // Nothing that is known here is published.
+            (EngineMetrics::Auto, EngineMetrics::Auto) => engine.load_due = asked.plus_ms(SILENT_EVERY_MS),
+            // Whoever else reads these would miss what is read here; the configuration has to ask for it.
+            (EngineMetrics::Auto, EngineMetrics::Trtllm) => {
+                engine.load_due = Nanos::NEVER;
+                let name = &self.catalog.server(id).name;
+                info!(server = %name, "TensorRT-LLM's figures are read where the server says metrics = \"trtllm\"");
+            }
+            _ => self.tell_load(id, asked, load),
+        }
+    }
+
     /// A server that was up before came up again.
     pub(super) fn handle_return(&mut self, id: BackendId) {
         let scraped = self.is_kv_aware(id);
         let engine = &mut self.watched[id.index()].engine;
         engine.due = Nanos::ZERO;
         engine.busy = false;
+        engine.load_due = Nanos::ZERO;
+        engine.load_busy = false;
+        engine.limits = None;
         if scraped && engine.kind != EngineMetrics::None && engine.life != Life::default() {
             engine.suspect = true;
         } else {

@@ -7,18 +7,15 @@
 //! read as a report. How an answer was cut into pieces changes nothing. Every byte is looked at once, and none is kept:
 //! pieces may be fed as they were received, chunk framing included. A chunk that begins inside a report is seen through;
 //! one that begins inside the key itself hides that report.
-//! *Bound and cost*: under 150 bytes of state, no allocation. Three vectorised searches of each piece (one for Anthropic's
-//! API); about 6 instructions per byte inside a report. `benches/account.rs` has the figures.
+//! *Bound and cost*: under 150 bytes of state, no allocation. One vectorised search of each piece for what may be a key, and about
+//! 8 instructions per byte inside a report. `benches/account.rs` has the figures.
 //! *Errors*: none. What is no such object, or no number, is not known.
 //! *Source*: the OpenAI API reference (`usage` of chat, completions, responses and embeddings), the Anthropic API
 //! reference (`usage` of `message`, `message_start` and `message_delta`), llama.cpp's server (`timings`), SGLang's
 //! `/generate` (`meta_info`); RFC 8259 for JSON, RFC 9112 section 7.1 for chunks.
 
-use std::sync::LazyLock;
-
-use memchr::memmem::Finder;
-
 use crate::proto::classify::Api;
+use crate::proto::classify::simd::{Level, Marks, equal_16, marked_quote};
 
 /// What an engine said of one request. Tokens are the engine's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +51,9 @@ impl Report {
 /// The longest of the keys.
 const KEY_BYTES_MAX: usize = 11;
 
-static FINDERS: LazyLock<[Finder<'static>; 3]> =
-    LazyLock::new(|| REPORTS.map(|report| Finder::new(report.key())));
+/// Of the keys, and of the first of them.
+const MARKS: Marks = Marks::of(&[REPORTS[0].key(), REPORTS[1].key(), REPORTS[2].key()]);
+const MARKS_OF_USAGE: Marks = Marks::of(&[Report::Usage.key()]);
 
 /// The numbers that reports hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +183,7 @@ enum Line {
 /// Reads the reports of one answer; see the module's text.
 #[derive(Clone, Copy, Debug)]
 pub struct UsageScan {
+    level: Level,
     /// How many of [`REPORTS`] this API's answers may hold.
     reports: u8,
     step: Step,
@@ -218,6 +217,7 @@ impl UsageScan {
     /// For one answer of an endpoint of `api`. An answer with a Content-Encoding need not be fed: nothing is found in it.
     pub fn new(api: Api) -> Self {
         UsageScan {
+            level: Level::detect(),
             reports: match api {
                 Api::OpenAi => REPORTS.len() as u8,
                 Api::Anthropic => 1,
@@ -269,34 +269,36 @@ impl UsageScan {
 
     /// Goes from key to key, outside reports from `at` on.
     fn search(&mut self, piece: &[u8], mut at: usize) {
-        let finders = &FINDERS[..usize::from(self.reports)];
-        // Where each key is next; looked for again only once that was passed.
-        let mut next = [None; REPORTS.len()];
-        for (next, finder) in next.iter_mut().zip(finders) {
-            *next = finder.find(&piece[at..]).map(|found| at + found);
-        }
-        while let Some((found, report)) = next
-            .iter()
-            .zip(REPORTS)
-            .filter_map(|(next, report)| Some(((*next)?, report)))
-            .min_by_key(|hit| hit.0)
-        {
-            at = found + report.key().len();
-            if !self.escaped(piece, found) {
-                self.report = report;
-                self.step = Step::Colon;
-                at = self.walk(piece, at);
-                if self.step != Step::Search {
-                    return;
-                }
+        let mut outside = at;
+        while let Some(found) = self.beginning(piece, at) {
+            at = found + 1;
+            if self.escaped(piece, found) {
+                continue;
             }
-            for (next, finder) in next.iter_mut().zip(finders) {
-                if next.is_some_and(|found| found < at) {
-                    *next = finder.find(&piece[at..]).map(|found| at + found);
-                }
+            let rest = &piece[found..];
+            let Some(report) = self.reports().iter().find(|report| rest.starts_with(report.key())) else {
+                continue;
+            };
+            self.report = *report;
+            self.step = Step::Colon;
+            at = self.walk(piece, found + report.key().len());
+            if self.step != Step::Search {
+                return;
             }
+            outside = at;
         }
-        self.keep_tail(piece, at);
+        self.keep_tail(piece, outside);
+    }
+
+    /// Where the first quote is, from `at` on, that may begin a key.
+    #[inline]
+    fn beginning(&self, piece: &[u8], at: usize) -> Option<usize> {
+        let marks = if self.reports == 1 { &MARKS_OF_USAGE } else { &MARKS };
+        marked_quote(self.level, piece, at, marks)
+    }
+
+    fn reports(&self) -> &'static [Report] {
+        &REPORTS[..usize::from(self.reports)]
     }
 
     /// Whether the quote at `at` is part of a string.
@@ -320,15 +322,31 @@ impl UsageScan {
     }
 
     fn begins_key(&self, begun: &[u8]) -> bool {
-        REPORTS[..usize::from(self.reports)].iter().any(|report| report.key().starts_with(begun))
+        self.reports().iter().any(|report| report.key().starts_with(begun))
     }
 
     /// Reads on until it is outside reports again, or the piece ends. Returns how far it came.
     fn walk(&mut self, piece: &[u8], mut at: usize) -> usize {
         while let Some(&byte) = piece.get(at) {
-            if self.line == Line::None && self.step == Step::Text {
-                at += self.text_run(&piece[at..]);
-                continue;
+            if self.line == Line::None {
+                match self.step {
+                    Step::Text => {
+                        at += self.text_run(&piece[at..]);
+                        continue;
+                    }
+                    Step::Number if byte.is_ascii_digit() => {
+                        at += self.digit_run(&piece[at..]);
+                        continue;
+                    }
+                    Step::Between if byte != b'\r' => {
+                        at += self.between_run(&piece[at..]);
+                        if self.step == Step::Search {
+                            break;
+                        }
+                        continue;
+                    }
+                    _ => {}
+                }
             }
             let plain = self.line == Line::None && (byte != b'\r' || self.step == Step::Key);
             let takes = if plain { self.step(byte) } else { self.framing(byte) };
@@ -343,8 +361,21 @@ impl UsageScan {
     /// A string up to its end, or as far as `rest` has it. Returns how far it came: at least one byte.
     #[inline]
     fn text_run(&mut self, rest: &[u8]) -> usize {
-        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | b'\r')).unwrap_or(rest.len());
         let have = usize::from(self.text_len);
+        // Nearly all names are short, and all of them are here.
+        if have == 0
+            && let Some(chunk) = rest.first_chunk::<16>()
+        {
+            let end = equal_16(chunk, b'"').trailing_zeros() as usize;
+            let others = equal_16(chunk, b'\\') | equal_16(chunk, b'\r');
+            if end < 16 && others.trailing_zeros() as usize > end {
+                self.text[..16].copy_from_slice(chunk);
+                self.text_len = end as u8;
+                self.step = Step::Between;
+                return end + 1;
+            }
+        }
+        let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | b'\r')).unwrap_or(rest.len());
         if let Some(room) = self.text.get_mut(have..have + end) {
             room.copy_from_slice(&rest[..end]);
             self.text_len += end as u8;
@@ -367,6 +398,50 @@ impl UsageScan {
                 end + 1
             }
         }
+    }
+
+    /// From between strings and numbers on, through those that are all there. Returns how far it came: at least one byte, which is no
+    /// CR.
+    #[inline]
+    fn between_run(&mut self, rest: &[u8]) -> usize {
+        let mut at = 0;
+        while let Some(&byte) = rest.get(at).filter(|byte| **byte != b'\r') {
+            at += 1;
+            self.between(byte);
+            if self.step == Step::Text && at < rest.len() {
+                at += self.text_run(&rest[at..]);
+            } else if self.step == Step::Value && rest.get(at).is_some_and(u8::is_ascii_digit) {
+                (self.number, self.step) = (0, Step::Number);
+                at += self.digit_run(&rest[at..]);
+                if self.step == Step::Number && matches!(rest.get(at), Some(b',' | b'}')) {
+                    self.numbers.set(self.wanted, self.number);
+                    self.step = Step::Between;
+                }
+            }
+            if self.step != Step::Between || self.line != Line::None {
+                break;
+            }
+        }
+        at
+    }
+
+    /// Digits of a number, as far as `rest` has them. Returns how many: at least one.
+    #[inline]
+    fn digit_run(&mut self, rest: &[u8]) -> usize {
+        for (at, byte) in rest.iter().enumerate() {
+            if !byte.is_ascii_digit() {
+                return at;
+            }
+            let digit = u64::from(byte - b'0');
+            match self.number.checked_mul(10).and_then(|tens| tens.checked_add(digit)) {
+                Some(number) => self.number = number,
+                None => {
+                    self.step = Step::Between;
+                    return at + 1;
+                }
+            }
+        }
+        rest.len()
     }
 
     /// From a CR on, which no string holds: chunk framing, or the end of a line. False: as for `step`.
@@ -414,9 +489,8 @@ impl UsageScan {
                 self.step = Step::Search;
                 return false;
             }
-            Step::Between => self.between(byte),
-            // `text_run` reads them.
-            Step::Text => {}
+            // `between_run` and `text_run` read them.
+            Step::Between | Step::Text => {}
             Step::Escape => self.step = Step::Text,
             Step::Value if space => {}
             Step::Value => {
@@ -425,14 +499,8 @@ impl UsageScan {
                 self.step = if digit { Step::Number } else { Step::Between };
                 return false;
             }
+            // Digits, `digit_run` reads.
             Step::Number => match byte {
-                b'0'..=b'9' => {
-                    let digit = u64::from(byte - b'0');
-                    match self.number.checked_mul(10).and_then(|tens| tens.checked_add(digit)) {
-                        Some(number) => self.number = number,
-                        None => self.step = Step::Between,
-                    }
-                }
                 // No count of tokens.
                 b'.' | b'e' | b'E' => self.step = Step::Between,
                 _ => {
@@ -499,8 +567,7 @@ impl UsageScan {
         let len = usize::from(self.text_len);
         self.text[len] = byte;
         let begun = &self.text[..len + 1];
-        let reports = &REPORTS[..usize::from(self.reports)];
-        if let Some(report) = reports.iter().find(|report| report.key() == begun) {
+        if let Some(report) = self.reports().iter().find(|report| report.key() == begun) {
             self.report = *report;
             self.step = Step::Colon;
         } else if self.begins_key(begun) {

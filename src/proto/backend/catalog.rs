@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::proto::ids::{BackendId, GroupId, PoolId};
+use crate::proto::stargate::layout::Layout;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +60,18 @@ pub struct Server {
     pub api_key: Option<Box<str>>,
     /// Models served; `None` until the engine has answered, empty for "every model".
     pub models: Option<Vec<Box<str>>>,
-    /// Gone from the configuration; kept so that ids stay.
+    /// It has registered itself: only trusted listeners use it. It is in no pool, and no group, route or list of models of
+    /// other listeners knows it.
+    pub registered: bool,
+    /// Gone from the configuration, or no longer registered; kept so that ids stay.
     pub removed: bool,
+}
+
+impl Server {
+    /// Whether pools and untrusted listeners may use it.
+    pub const fn is_pooled(&self) -> bool {
+        !self.removed && !self.registered
+    }
 }
 
 /// The load-balancing algorithm of a pool.
@@ -70,6 +81,8 @@ pub enum Algorithm {
     LeastConnections,
     StickySession,
     KvAware,
+    /// No pool's own: where a kv-aware pool sends what no match decides for, if it has [`Miss::LeastBusy`].
+    LeastBusy,
 }
 
 impl Algorithm {
@@ -80,10 +93,11 @@ impl Algorithm {
             Algorithm::LeastConnections => "least-connections",
             Algorithm::StickySession => "sticky-session",
             Algorithm::KvAware => "kv-aware",
+            Algorithm::LeastBusy => "least-busy",
         }
     }
 
-    /// What decides where this algorithm has no preference, or it cannot be followed.
+    /// What decides where this algorithm has no preference, or it cannot be followed; see [`KvRules::miss`] too.
     pub const fn fallback(self) -> Algorithm {
         match self {
             Algorithm::KvAware => Algorithm::WeightedRoundRobin,
@@ -109,6 +123,15 @@ pub const KV_CAPACITY_BLOCKS: u32 = 65_536;
 /// Most prefix blocks that one server may be taken to hold.
 pub const KV_CAPACITY_BLOCKS_MAX: u32 = 16 << 20;
 
+/// Where a kv-aware pool sends what no match decides for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// In proportion to weight, as if the pool were a weighted-round-robin one.
+    WeightedRoundRobin,
+    /// Where the least prompt work waits and the fewest requests run, relative to weight.
+    LeastBusy,
+}
+
 /// How a kv-aware pool matches prompts. The Lifeboat rules, section 5.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvRules {
@@ -122,6 +145,8 @@ pub struct KvRules {
     pub affinity_slack_rel: f64,
     /// Blocks per server where its engine does not say; 0: [`KV_CAPACITY_BLOCKS`].
     pub kv_capacity_blocks: u32,
+    /// Where requests without a match worth following go.
+    pub miss: Miss,
 }
 
 impl Default for KvRules {
@@ -132,6 +157,7 @@ impl Default for KvRules {
             affinity_slack_abs: 12.0,
             affinity_slack_rel: 1.0,
             kv_capacity_blocks: 0,
+            miss: Miss::WeightedRoundRobin,
         }
     }
 }
@@ -239,6 +265,8 @@ pub struct Catalog {
     pub has_sticky_pools: bool,
     /// Some server has a [`Server::max_input_tokens`]: tokens are worth estimating.
     pub has_token_limits: bool,
+    /// What servers and registrations serve on trusted listeners.
+    pub stargate: Layout,
     /// The answer to `GET /v1/models`: union over live servers, JSON.
     pub models_body: Box<[u8]>,
 }

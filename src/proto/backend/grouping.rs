@@ -45,9 +45,9 @@ pub fn built_in_pool(name: &str) -> Pool {
 ///
 /// A server that has not yet said what it serves is a candidate only of requests that name no model.
 pub fn rebuild_groups(catalog: &mut Catalog) {
-    catalog.learning = catalog.servers.iter().any(|server| !server.removed && server.models.is_none());
-    catalog.has_token_limits =
-        catalog.servers.iter().any(|server| !server.removed && server.max_input_tokens > 0);
+    let mut present = catalog.servers.iter().filter(|server| server.is_pooled());
+    catalog.learning = present.clone().any(|server| server.models.is_none());
+    catalog.has_token_limits = present.any(|server| server.max_input_tokens > 0);
     let present = ids(catalog, |_| true);
     let every_model = ids(catalog, |server| server.models.as_ref().is_some_and(Vec::is_empty));
 
@@ -100,7 +100,7 @@ pub fn rebuild_groups(catalog: &mut Catalog) {
 fn ids(catalog: &Catalog, keep: impl Fn(&Server) -> bool) -> Vec<BackendId> {
     let servers = catalog.servers.iter().enumerate();
     servers
-        .filter(|(_, server)| !server.removed && keep(server))
+        .filter(|(_, server)| server.is_pooled() && keep(server))
         .map(|(i, _)| BackendId(u16::try_from(i).expect("BACKENDS_MAX fits")))
         .collect()
 }

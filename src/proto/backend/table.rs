@@ -4,7 +4,13 @@
 //! at most [`LOAD_DELTA_STALE_MS_MAX`](crate::limits::LOAD_DELTA_STALE_MS_MAX) old plus the ring's delay.
 //!
 //! *Invariant*: where a ceiling is in force, `in_flight` ≤ `held`: no request runs without a permit. Rows are only added.
-//! *Bound and cost*: one row of two cache lines per server and 4 bytes per server and shard; every operation O(1).
+//! Whoever keeps something in step with the rows (the groups' rosters) reads which of them changed since it last looked:
+//! [`BackendTable::changes_since`].
+//!
+//! *Bound and cost*: one row of two cache lines per server and 4 bytes per server and shard, and 512 bytes of changes; every
+//! operation O(1).
+
+use std::cell::Cell;
 
 use super::bench::Verdict;
 use crate::clock::Nanos;
@@ -104,6 +110,10 @@ impl Row {
     pub const fn total(&self) -> u32 {
         self.in_flight.saturating_add(self.peers)
     }
+    /// What a decision compares: all that run there or are to.
+    pub const fn load(&self) -> u32 {
+        self.total().saturating_add(self.asked)
+    }
     /// Whether some permit is believed to be free, here or elsewhere.
     pub const fn believed_room(&self) -> bool {
         self.open() || self.total() < self.ceiling
@@ -127,6 +137,31 @@ pub struct Load {
     pub narrowed: i32,
 }
 
+/// Changes that are kept; more than that are as good as all.
+const CHANGES_KEPT: usize = 256;
+
+/// Which servers changed, in order.
+#[derive(Debug)]
+struct Changes {
+    /// The last of them; the `i`th ever is at `i` modulo the length.
+    kept: [BackendId; CHANGES_KEPT],
+    /// How many there were ever.
+    count: u64,
+    /// How many somebody has read: a change of the same server behind that is a new one.
+    read: Cell<u64>,
+}
+
+impl Changes {
+    #[inline]
+    fn note(&mut self, id: BackendId) {
+        let last = self.kept[(self.count as usize).wrapping_sub(1) % CHANGES_KEPT];
+        if self.count == self.read.get() || last != id {
+            self.kept[self.count as usize % CHANGES_KEPT] = id;
+            self.count += 1;
+        }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct BackendTable {
@@ -136,11 +171,13 @@ pub struct BackendTable {
     heard: Vec<Load>,
     /// Servers whose row says `changed`.
     changed: Vec<BackendId>,
+    changes: Changes,
 }
 
 impl BackendTable {
     pub fn new(shards: usize) -> Self {
-        BackendTable { shards, rows: Vec::new(), heard: Vec::new(), changed: Vec::new() }
+        let changes = Changes { kept: [BackendId(0); CHANGES_KEPT], count: 0, read: Cell::new(0) };
+        BackendTable { shards, rows: Vec::new(), heard: Vec::new(), changed: Vec::new(), changes }
     }
 
     pub fn len(&self) -> usize {
@@ -153,7 +190,25 @@ impl BackendTable {
         &self.rows[id.index()]
     }
     pub fn row_mut(&mut self, id: BackendId) -> &mut Row {
+        self.changes.note(id);
         &mut self.rows[id.index()]
+    }
+    /// What a decision reads of a server has changed elsewhere: its spare permits.
+    pub fn note_change(&mut self, id: BackendId) {
+        self.changes.note(id);
+    }
+    /// How many changes there were ever: whoever has seen all of them asks for those since.
+    pub fn change_count(&self) -> u64 {
+        self.changes.count
+    }
+    /// The servers that changed since there were `count` changes, some perhaps more than once. `None`: too many to tell.
+    #[inline]
+    pub fn changes_since(&self, count: u64) -> Option<impl Iterator<Item = BackendId>> {
+        let changes = &self.changes;
+        let newer = changes.count - count;
+        changes.read.set(changes.count);
+        (newer <= CHANGES_KEPT as u64)
+            .then(|| (count..changes.count).map(|i| changes.kept[i as usize % CHANGES_KEPT]))
     }
     pub fn rows(&self) -> &[Row] {
         &self.rows
@@ -174,7 +229,7 @@ impl BackendTable {
     pub fn configure(&mut self, id: BackendId, catalog: &Catalog) -> u32 {
         self.ensure(id);
         let server: &Server = catalog.server(id);
-        let row = &mut self.rows[id.index()];
+        let row = self.row_mut(id);
         row.present = !server.removed && server.address.is_some() && server.models.is_some();
         row.weight = fixed_weight(server.weight);
         if server.removed {
@@ -188,7 +243,7 @@ impl BackendTable {
 
     /// Counts a request of this shard in.
     pub fn begin(&mut self, now: Nanos, id: BackendId) {
-        let row = &mut self.rows[id.index()];
+        let row = self.row_mut(id);
         row.in_flight += 1;
         row.dispatched += 1;
         row.free_low = row.free_low.min(row.free());
@@ -197,7 +252,7 @@ impl BackendTable {
 
     /// Counts a request of this shard out.
     pub fn end(&mut self, now: Nanos, id: BackendId) {
-        let row = &mut self.rows[id.index()];
+        let row = self.row_mut(id);
         assert!(row.in_flight > 0, "a request leaves a server once, after it was placed there");
         row.in_flight -= 1;
         self.touch(now, id);
@@ -217,6 +272,7 @@ impl BackendTable {
     /// A peer's figure for a server.
     pub fn hear(&mut self, from: ShardId, id: BackendId, load: Load) {
         self.ensure(id);
+        self.changes.note(id);
         let heard = &mut self.heard[id.index() * self.shards + from.index()];
         let row = &mut self.rows[id.index()];
         row.peers = row.peers - heard.in_flight + load.in_flight;
@@ -318,5 +374,31 @@ mod tests {
         assert_eq!(table.pop_change(), None);
         table.resend(id, Nanos(5));
         assert_eq!(table.pop_change(), Some((id, Load { in_flight: 1, ..Load::default() }, Nanos(5))));
+    }
+
+    #[test]
+    fn changes_are_told_once_to_each_reader_and_too_many_are_all() {
+        let mut table = BackendTable::new(2);
+        let (a, b) = (BackendId(0), BackendId(1));
+        table.ensure(b);
+        let start = table.change_count();
+        table.begin(Nanos(1), a);
+        table.end(Nanos(2), a);
+        table.hear(ShardId(1), b, Load { in_flight: 1, ..Load::default() });
+        let since = |table: &BackendTable, count| table.changes_since(count).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(since(&table, start), Some(vec![a, b]), "the same server at a stretch is one change");
+        let seen = table.change_count();
+        assert_eq!(since(&table, seen), Some(vec![]));
+        // It has been read, so that this is a new one; and another reader still finds both.
+        table.row_mut(b).asked += 1;
+        assert_eq!(since(&table, seen), Some(vec![b]));
+        assert_eq!(since(&table, start), Some(vec![a, b, b]));
+        for _ in 0..CHANGES_KEPT / 2 {
+            table.note_change(a);
+            table.note_change(b);
+        }
+        assert_eq!(since(&table, seen), None);
+        let last = table.change_count() - CHANGES_KEPT as u64;
+        assert_eq!(since(&table, last).map(|ids| ids.len()), Some(CHANGES_KEPT));
     }
 }

@@ -12,7 +12,7 @@ pub mod endpoint;
 pub mod multipart;
 pub mod prompt;
 #[expect(unsafe_code, reason = "vector loads and run-time dispatch; nowhere else in `proto`")]
-mod simd;
+pub(super) mod simd;
 mod walk;
 
 pub use body::{Peek, peek, peek_prefix};

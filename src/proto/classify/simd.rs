@@ -1,23 +1,27 @@
-//! Vector code: the end of a string, the end of a nested value, and the hash of blocks; chosen at run time.
+//! Vector code: the end of a string, the end of a nested value, a value without its white space, the beginning of a key, and the
+//! hash of blocks; chosen at run time.
 //!
-//! This is the one module of `proto` that holds `unsafe`: loads of vectors, and calls of functions that need AVX2. Each
+//! This is the one module of `proto` that holds `unsafe`, in `x86`: loads of vectors, and calls of functions that need AVX2. Each
 //! function has plain code beside it, which runs where AVX2 is missing.
 //!
 //! *Invariant*: vector and plain code give the same result for any input; tests compare them.
-//! *Bound and cost*: O(bytes). With AVX2 about an eighth of an instruction per byte of a string without quotes, one per
-//! byte of a nested value, a fifth per byte hashed. No allocation.
+//! *Bound and cost*: O(bytes). With AVX2 about an eighth of an instruction per byte of a string without quotes, also where it
+//! is part of a nested value, else one and a half per byte of that; a quarter per byte searched for keys, a fifth per byte hashed. No allocation.
 //! *Errors*: none.
 //! *Source*: Langdale, Lemire, "Parsing Gigabytes of JSON per Second" (VLDB Journal 28, 2019), for finding escaped quotes
 //! and the inside of strings with bit masks; NH in [`super::prompt`].
 
+use memchr::memchr;
+
 use super::prompt::Keys;
+use super::walk::string_end_plain;
 
 /// Words of the key of a hashed chunk.
 pub(super) type Key = [u32; 64];
 
 /// What the processor can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
+pub(in crate::proto) enum Level {
     Plain,
     /// AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ. Only [`Level::detect`] makes it, having looked.
     #[cfg(target_arch = "x86_64")]
@@ -46,11 +50,90 @@ pub(super) struct Nested {
 
 /// Sixteen bits: which bytes of `chunk` are `byte`.
 #[inline(always)]
-pub(super) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
+pub(in crate::proto) fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
     #[cfg(target_arch = "x86_64")]
     return x86::equal_16(chunk, byte);
     #[cfg(not(target_arch = "x86_64"))]
     return chunk.iter().enumerate().fold(0, |mask, (at, b)| mask | u32::from(*b == byte) << at);
+}
+
+/// What tells a few keys from nearly all other strings: the bytes one and six behind the opening quote.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::proto) struct Marks {
+    /// By the low half of the byte one behind the quote: a bit for each key that it may begin.
+    one: [u8; 16],
+    /// By the low half of the byte six behind it: the same.
+    six: [u8; 16],
+}
+
+impl Marks {
+    /// Of at most eight keys in ASCII, each with its opening quote, of at least seven bytes.
+    pub(in crate::proto) const fn of(keys: &[&[u8]]) -> Marks {
+        assert!(keys.len() <= 8);
+        let (mut marks, mut at) = (Marks { one: [0; 16], six: [0; 16] }, 0);
+        while at < keys.len() {
+            marks.one[keys[at][1] as usize & 15] |= 1 << at;
+            marks.six[keys[at][6] as usize & 15] |= 1 << at;
+            at += 1;
+        }
+        marks
+    }
+
+    fn fit(&self, bytes: &[u8; 7]) -> bool {
+        let look = |table: &[u8; 16], byte: u8| if byte < 0x80 { table[byte as usize & 15] } else { 0 };
+        look(&self.one, bytes[1]) & look(&self.six, bytes[6]) != 0
+    }
+}
+
+/// Where the first quote is, from `at` on, that `marks` fit: one of their keys may begin there.
+#[inline]
+pub(in crate::proto) fn marked_quote(level: Level, bytes: &[u8], at: usize, marks: &Marks) -> Option<usize> {
+    match level {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2(proof) => proof.marked_quote(bytes, at, marks),
+        Level::Plain => marked_quote_plain(bytes, at, marks),
+    }
+}
+
+fn marked_quote_plain(bytes: &[u8], mut at: usize, marks: &Marks) -> Option<usize> {
+    loop {
+        at += memchr(b'"', bytes.get(at..)?)?;
+        if marks.fit(bytes[at..].first_chunk()?) {
+            return Some(at);
+        }
+        at += 1;
+    }
+}
+
+/// Appends `bytes` to `out` without the white space outside its strings.
+#[inline]
+pub(super) fn compact(level: Level, bytes: &[u8], out: &mut Vec<u8>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Level::Avx2(proof) = level {
+        let start = out.len();
+        if proof.compact(bytes, out) {
+            return;
+        }
+        out.truncate(start);
+    }
+    let _ = level;
+    compact_plain(bytes, out);
+}
+
+fn compact_plain(bytes: &[u8], out: &mut Vec<u8>) {
+    let (mut run, mut at) = (0, 0);
+    while let Some(byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = string_end_plain(bytes, at + 1, at + 1).map_or(bytes.len(), |quote| quote + 1),
+            b' ' | b'\n' | b'\r' | b'\t' => {
+                out.extend_from_slice(&bytes[run..at]);
+                at += 1;
+                run = at;
+            }
+            _ => at += 1,
+        }
+    }
+    out.extend_from_slice(&bytes[run..]);
 }
 
 /// Names each block of `block_bytes` of `bytes`, one to a chunk, behind a block of the identity `before`; `identities` has one place
@@ -101,310 +184,7 @@ fn nh_plain(key: &Key, chunk: &[u8]) -> u64 {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::super::walk::string_end_plain;
-    use super::{Key, Keys, Nested};
-
-    /// That this processor has AVX2, BMI1, BMI2, POPCNT and PCLMULQDQ.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Proof(());
-
-    #[inline(always)]
-    pub fn equal_16(chunk: &[u8; 16], byte: u8) -> u32 {
-        // SAFETY: the load reads the sixteen bytes of `chunk`, in any alignment; SSE2 is part of x86-64.
-        unsafe {
-            let bytes = _mm_loadu_si128(chunk.as_ptr().cast());
-            _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8))) as u32
-        }
-    }
-
-    impl Proof {
-        #[inline]
-        pub fn look() -> Option<Proof> {
-            let has = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("bmi1")
-                && is_x86_feature_detected!("bmi2")
-                && is_x86_feature_detected!("popcnt")
-                && is_x86_feature_detected!("pclmulqdq");
-            has.then_some(Proof(()))
-        }
-
-        /// As [`super::super::walk::string_end`].
-        #[inline]
-        pub fn string_end(self, bytes: &[u8], start: usize) -> Option<usize> {
-            // SAFETY: a `Proof` exists only where the processor has what the function needs.
-            unsafe { string_end(bytes, start) }
-        }
-
-        /// As [`super::nh_plain`], for chunks of whole 32 bytes.
-        #[inline]
-        pub fn nh(self, key: &Key, chunk: &[u8]) -> u64 {
-            // SAFETY: as above.
-            unsafe { nh(key, chunk) }
-        }
-
-        /// As [`super::identities`], for blocks of whole 32 bytes up to 256.
-        #[inline]
-        pub fn identities(
-            self,
-            keys: &Keys,
-            bytes: &[u8],
-            block_bytes: usize,
-            before: u64,
-            identities: &mut [u64],
-        ) -> u64 {
-            // SAFETY: as above.
-            unsafe { self::identities(keys, bytes, block_bytes, before, identities) }
-        }
-
-        /// The end of the nested value that begins with a bracket at `start`. `None`: a backslash outside strings, which
-        /// no JSON has; plain code shall tell.
-        #[inline]
-        pub fn nested(self, bytes: &[u8], start: usize) -> Option<Nested> {
-            // SAFETY: as above.
-            unsafe { nested(bytes, start) }
-        }
-    }
-
-    /// The `INDEX`th 32 bytes of `bytes`.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn load<const INDEX: usize, const LEN: usize>(bytes: &[u8; LEN]) -> __m256i {
-        const { assert!((INDEX + 1) * 32 <= LEN) };
-        // SAFETY: the load reads 32 bytes within `bytes`, as just asserted, in any alignment.
-        unsafe { _mm256_loadu_si256(bytes.as_ptr().add(INDEX * 32).cast()) }
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn equal(bytes: __m256i, byte: u8) -> __m256i {
-        _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(byte as i8))
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn mask(low: __m256i, high: __m256i) -> u64 {
-        u64::from(_mm256_movemask_epi8(low) as u32) | u64::from(_mm256_movemask_epi8(high) as u32) << 32
-    }
-
-    #[target_feature(enable = "avx2,bmi1")]
-    fn string_end(bytes: &[u8], start: usize) -> Option<usize> {
-        // Each byte is looked at with the two before it. In a JSON text these are there, and no backslash opens a string.
-        if start < 2 || bytes.get(start - 1)? == &b'\\' {
-            return string_end_plain(bytes, start, start);
-        }
-        let mut rest = &bytes[start - 2..];
-        while let Some(window) = rest.first_chunk::<130>() {
-            let (a, b) = (quotes::<0>(window), quotes::<1>(window));
-            let (c, d) = (quotes::<2>(window), quotes::<3>(window));
-            let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-            if _mm256_movemask_epi8(any) != 0 {
-                let (a, b) = (may_end::<0>(window, a), may_end::<1>(window, b));
-                let (c, d) = (may_end::<2>(window, c), may_end::<3>(window, d));
-                let any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
-                // Out of line, for the sake of this loop: nearly always the string's last turn.
-                if _mm256_movemask_epi8(any) != 0
-                    && let Some(quote) = first_that_ends(bytes, start, rest.len(), mask(a, b), mask(c, d))
-                {
-                    return Some(quote);
-                }
-            }
-            rest = &rest[128..];
-        }
-        string_end_plain(bytes, start, bytes.len() - rest.len() + 2)
-    }
-
-    /// The first quote that ends the string begun at `start`, of those marked in `low` and `high`, bits for the bytes behind the
-    /// first two of the last `rest` ones of `bytes`.
-    #[target_feature(enable = "avx2,bmi1")]
-    #[inline(never)]
-    fn first_that_ends(bytes: &[u8], start: usize, rest: usize, low: u64, high: u64) -> Option<usize> {
-        let at = bytes.len() - rest + 2;
-        for (at, mut quotes) in [(at, low), (at + 64, high)] {
-            while quotes != 0 {
-                let quote = at + quotes.trailing_zeros() as usize;
-                if bytes[quote - 1] != b'\\' || ends(bytes, start, quote) {
-                    return Some(quote);
-                }
-                quotes &= quotes - 1;
-            }
-        }
-        None
-    }
-
-    /// 32 bytes of `window` from the `INDEX`th of them on, and `OFFSET` more.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn of_window<const INDEX: usize, const OFFSET: usize>(window: &[u8; 130]) -> __m256i {
-        const { assert!((INDEX + 1) * 32 + OFFSET <= 130) };
-        // SAFETY: the load reads 32 bytes within `window`, as just asserted, in any alignment.
-        unsafe { _mm256_loadu_si256(window.as_ptr().add(INDEX * 32 + OFFSET).cast()) }
-    }
-
-    /// Marks the quotes among 32 of the bytes behind the first two of `window`.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn quotes<const INDEX: usize>(window: &[u8; 130]) -> __m256i {
-        equal(of_window::<INDEX, 2>(window), b'"')
-    }
-
-    /// Those of the marked quotes that have not one backslash before them: with one they end nothing. Where there are more, their
-    /// number decides.
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn may_end<const INDEX: usize>(window: &[u8; 130], quotes: __m256i) -> __m256i {
-        let backslash = equal(of_window::<INDEX, 1>(window), b'\\');
-        let one = _mm256_andnot_si256(equal(of_window::<INDEX, 0>(window), b'\\'), backslash);
-        _mm256_andnot_si256(one, quotes)
-    }
-
-    /// An even run of backslashes stands before the quote at `quote`. Each is counted for one quote only.
-    #[cold]
-    fn ends(bytes: &[u8], start: usize, quote: usize) -> bool {
-        let run = bytes[start..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
-        run.is_multiple_of(2)
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn nh(key: &Key, chunk: &[u8]) -> u64 {
-        if let Ok(chunk) = chunk.try_into() {
-            return nh_256(key, chunk);
-        }
-        let mut sum = _mm256_setzero_si256();
-        for (eight, key) in chunk.as_chunks::<32>().0.iter().zip(key.as_chunks::<8>().0) {
-            sum = _mm256_add_epi64(sum, products(key, load::<0, 32>(eight)));
-        }
-        total(sum)
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn nh_256(key: &Key, chunk: &[u8; 256]) -> u64 {
-        let (key, _) = key.as_chunks::<8>();
-        let mut sum = products(&key[0], load::<0, 256>(chunk));
-        sum = _mm256_add_epi64(sum, products(&key[1], load::<1, 256>(chunk)));
-        sum = _mm256_add_epi64(sum, products(&key[2], load::<2, 256>(chunk)));
-        sum = _mm256_add_epi64(sum, products(&key[3], load::<3, 256>(chunk)));
-        sum = _mm256_add_epi64(sum, products(&key[4], load::<4, 256>(chunk)));
-        sum = _mm256_add_epi64(sum, products(&key[5], load::<5, 256>(chunk)));
-        sum = _mm256_add_epi64(sum, products(&key[6], load::<6, 256>(chunk)));
-        total(_mm256_add_epi64(sum, products(&key[7], load::<7, 256>(chunk))))
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn products(key: &[u32; 8], words: __m256i) -> __m256i {
-        // SAFETY: the load reads the 32 bytes of `key`, in any alignment.
-        let key = unsafe { _mm256_loadu_si256(key.as_ptr().cast()) };
-        let words = _mm256_add_epi32(words, key);
-        _mm256_mul_epu32(words, _mm256_srli_epi64::<32>(words))
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn total(sums: __m256i) -> u64 {
-        let sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
-        let sum = _mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum));
-        _mm_cvtsi128_si64(sum) as u64
-    }
-
-    #[target_feature(enable = "avx2,bmi2")]
-    fn identities(keys: &Keys, bytes: &[u8], block_bytes: usize, before: u64, identities: &mut [u64]) -> u64 {
-        let mut identity = before;
-        if block_bytes == 256 {
-            for (chunk, slot) in bytes.as_chunks::<256>().0.iter().zip(identities) {
-                identity = keys.chain(identity, keys.join(0, nh_256(&keys.words, chunk)));
-                *slot = identity;
-            }
-        } else {
-            for (chunk, slot) in bytes.chunks_exact(block_bytes).zip(identities) {
-                identity = keys.chain(identity, keys.join(0, nh(&keys.words, chunk)));
-                *slot = identity;
-            }
-        }
-        identity
-    }
-
-    /// Bits of the bytes that a backslash escapes, and whether the byte behind the last is.
-    #[inline(always)]
-    fn escaped(backslashes: u64, carry: &mut bool) -> u64 {
-        if backslashes == 0 {
-            return u64::from(std::mem::take(carry));
-        }
-        const EVEN: u64 = 0x5555_5555_5555_5555;
-        // A backslash that is itself escaped escapes nothing.
-        let backslashes = backslashes & !u64::from(*carry);
-        let follows = backslashes << 1 | u64::from(*carry);
-        let odd_starts = backslashes & !EVEN & !follows;
-        let (sequences, over) = odd_starts.overflowing_add(backslashes);
-        *carry = over;
-        (EVEN ^ (sequences << 1)) & follows
-    }
-
-    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt,pclmulqdq")]
-    fn nested(bytes: &[u8], start: usize) -> Option<Nested> {
-        let mut at = start;
-        let mut depth = 0_u64;
-        let mut spaced = false;
-        let (mut escape_carry, mut string_carry) = (false, 0_u64);
-        let spaces = _mm256_setr_epi8(
-            0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09, 0x0a, 1, 1, 0x0d, 1, 1, 0x20, 1, 1, 1, 1, 1, 1, 1, 1, 0x09,
-            0x0a, 1, 1, 0x0d, 1, 1,
-        );
-        let mut tail = [0; 64];
-        loop {
-            let chunk = match bytes.get(at..).and_then(|rest| rest.first_chunk::<64>()) {
-                Some(chunk) => chunk,
-                None if at < bytes.len() => {
-                    tail[..bytes.len() - at].copy_from_slice(&bytes[at..]);
-                    &tail
-                }
-                None => return Some(Nested { end: None, spaced }),
-            };
-            let (low, high) = (load::<0, 64>(chunk), load::<1, 64>(chunk));
-            let backslashes = mask(equal(low, b'\\'), equal(high, b'\\'));
-            let quotes = mask(equal(low, b'"'), equal(high, b'"')) & !escaped(backslashes, &mut escape_carry);
-            // From each opening quote up to its closing one.
-            let inside = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, quotes as i64), _mm_set1_epi8(-1));
-            let inside = _mm_cvtsi128_si64(inside) as u64 ^ string_carry;
-            string_carry = ((inside as i64) >> 63) as u64;
-            if backslashes & !inside != 0 {
-                return None;
-            }
-            let space = mask(
-                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, low), low),
-                _mm256_cmpeq_epi8(_mm256_shuffle_epi8(spaces, high), high),
-            ) & !inside;
-            // With this bit set `[` is `{` and `]` is `}`, and nothing else is either.
-            let bit = _mm256_set1_epi8(0x20);
-            let (low, high) = (_mm256_or_si256(low, bit), _mm256_or_si256(high, bit));
-            let opens = mask(equal(low, b'{'), equal(high, b'{')) & !inside;
-            let mut closes = mask(equal(low, b'}'), equal(high, b'}')) & !inside;
-            let closing = u64::from(closes.count_ones());
-            if closing < depth {
-                depth = depth + u64::from(opens.count_ones()) - closing;
-                spaced |= space != 0;
-            } else {
-                let mut passed = 0;
-                while closes != 0 {
-                    let before = (closes & closes.wrapping_neg()) - 1;
-                    passed += 1;
-                    if depth + u64::from((opens & before).count_ones()) == passed {
-                        let end = at + closes.trailing_zeros() as usize + 1;
-                        return Some(Nested { end: Some(end), spaced: spaced || space & before != 0 });
-                    }
-                    closes &= closes - 1;
-                }
-                depth = depth + u64::from(opens.count_ones()) - closing;
-                spaced |= space != 0;
-            }
-            at += 64;
-        }
-    }
-}
+mod x86;
 
 #[cfg(test)]
 mod tests;

@@ -32,7 +32,7 @@ pub(super) fn object<'a>(
     body: &'a [u8],
     mut member: impl FnMut(&mut Walker<'a>, &'a [u8]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let at = if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    let at = if let [0xef, 0xbb, 0xbf, ..] = body { 3 } else { 0 };
     let mut walker = Walker { body, at, level: Level::detect() };
     walker.members(&mut member)?;
     match walker.peek_byte() {
@@ -85,7 +85,7 @@ impl<'a> Walker<'a> {
                 self.at += 1;
                 self.string().map(drop)
             }
-            b'{' | b'[' => self.skip_nested().map(drop),
+            b'{' | b'[' => self.skip_nested::<false>().map(drop),
             _ => self.scalar().map(drop),
         }
     }
@@ -118,7 +118,8 @@ impl<'a> Walker<'a> {
     #[inline]
     pub fn peek_byte(&mut self) -> Result<u8, Stop> {
         while let Some(&byte) = self.body.get(self.at) {
-            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+            // Most bytes are above all white space.
+            if byte > b' ' || !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
                 return Ok(byte);
             }
             self.at += 1;
@@ -145,11 +146,11 @@ impl<'a> Walker<'a> {
         Ok(&self.body[start..end])
     }
 
-    /// From an opening bracket to behind the one that closes it; answers whether white space stands between tokens. Kinds
-    /// of brackets are not told apart.
+    /// From an opening bracket to behind the one that closes it; answers whether white space stands between tokens, if
+    /// `SPACED` asks. Kinds of brackets are not told apart.
     #[inline]
-    pub fn skip_nested(&mut self) -> Result<bool, Stop> {
-        let nested = nested(self.level, self.body, self.at);
+    pub fn skip_nested<const SPACED: bool>(&mut self) -> Result<bool, Stop> {
+        let nested = nested::<SPACED>(self.level, self.body, self.at);
         self.at = nested.end.ok_or(Stop::Truncated)?;
         Ok(nested.spaced)
     }
@@ -191,12 +192,12 @@ fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
-/// The end of the nested value that begins with the bracket at `start`.
+/// The end of the nested value that begins with the bracket at `start`. Whether it is spaced is told if `SPACED` asks.
 #[inline]
-pub(super) fn nested(level: Level, bytes: &[u8], start: usize) -> Nested {
+pub(super) fn nested<const SPACED: bool>(level: Level, bytes: &[u8], start: usize) -> Nested {
     #[cfg(target_arch = "x86_64")]
     if let Level::Avx2(proof) = level
-        && let Some(nested) = proof.nested(bytes, start)
+        && let Some(nested) = proof.nested::<SPACED>(bytes, start)
     {
         return nested;
     }

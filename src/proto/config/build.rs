@@ -46,6 +46,7 @@ impl PoolSettings {
                 affinity_slack_abs: self.kv.affinity_slack_abs,
                 affinity_slack_rel: self.kv.affinity_slack_rel,
                 kv_capacity_blocks: self.kv.kv_capacity_blocks,
+                miss: self.kv.miss,
             },
         }
     }
@@ -72,6 +73,7 @@ impl ServerSettings {
             kv_capacity_blocks: pool.map_or(KV_CAPACITY_BLOCKS, |(_, pool)| pool.kv.capacity_blocks(None)),
             api_key: self.api_key.as_ref().map(|key| key.0.clone()),
             models: (!models.is_empty()).then_some(models),
+            registered: false,
             removed: false,
         }
     }

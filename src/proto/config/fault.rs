@@ -55,7 +55,7 @@ impl std::error::Error for Faults {}
 const VALUE_CHARS_MAX: usize = 80;
 
 /// `text` on one line, cut to [`VALUE_CHARS_MAX`].
-pub(super) fn shorten(text: &str) -> String {
+pub(crate) fn shorten(text: &str) -> String {
     let mut short: String =
         text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(VALUE_CHARS_MAX + 1).collect();
     if short.chars().count() > VALUE_CHARS_MAX {

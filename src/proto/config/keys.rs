@@ -7,6 +7,7 @@
 //! *Bound and cost*: linear in the file, apart from the search for a nearest key, which only unknown keys pay for.
 //! *Errors*: pushed to one [`Faults`]; after a fault the default is used and reading goes on.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -79,6 +80,33 @@ impl Value for String {
     }
 }
 
+impl Value for bool {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<bool, String> {
+        raw.as_bool().ok_or_else(|| "expected true or false".to_owned())
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::Boolean(*self)
+    }
+}
+
+/// Where to listen, if at all; empty text: nowhere.
+impl Value for Option<SocketAddr> {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        match raw.as_str() {
+            Some("") => Ok(None),
+            text => text
+                .and_then(|text| text.parse().ok())
+                .map(Some)
+                .ok_or_else(|| "expected IP:PORT, such as 0.0.0.0:9090; empty: none".to_owned()),
+        }
+    }
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.map_or_else(String::new, |address| address.to_string()))
+    }
+}
+
 /// A file to read at start; empty text: none.
 impl Value for Option<PathBuf> {
     type Rule = ();
@@ -124,7 +152,7 @@ pub(super) fn list(words: &[&str]) -> String {
 }
 
 /// The word of `known` that `text` was probably meant to be. `None`: nothing is like it.
-pub(super) fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
+pub(crate) fn nearest<'k>(text: &str, known: &[&'k str]) -> Option<&'k str> {
     let text = text.to_lowercase();
     known
         .iter()

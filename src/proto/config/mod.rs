@@ -12,8 +12,11 @@
 //! *Source*: the configuration reference.
 
 mod build;
+pub mod expression;
 mod fault;
+pub mod identity;
 mod keys;
+pub mod lb_config;
 mod live;
 mod overlay;
 mod pools;
@@ -24,21 +27,24 @@ mod url;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
+pub(crate) use fault::shorten;
 pub use fault::{Fault, Faults};
+pub(crate) use keys::nearest;
 pub use live::ServerChange;
 pub use overlay::{Override, Place};
 pub use pools::{PoolSettings, Secret, ServerSettings};
 pub use sections::{
     Cores, Driver, EngineMetrics, HalfClose, Headers, Health, Kv, Limits, Log, LogFormat, LogLevel, Profile,
-    Runtime,
+    Runtime, Stargate, TTL_MS_MAX, TTL_MS_MIN,
 };
 pub use url::{Host, ServerUrl};
 
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::backend::grouping::{MIXED, TOKEN_LIMITS_MAX};
 use keys::Keys;
-use sections::Stargate;
+use lb_config::LbConfig;
 
 /// Everything that was configured, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,8 +60,11 @@ pub struct Settings {
     pub pools: Vec<PoolSettings>,
     /// Standalone servers. Together with the pools' there is at least one server.
     pub servers: Vec<ServerSettings>,
+    pub stargate: Stargate,
     pub log: Log,
-    /// What `[headers] digest_secret_file` holds; `None` before [`Settings::load_keys`], or where there is none.
+    /// What `[stargate] lb_config_path` holds; `None` before [`Settings::load_files`], or where there is none.
+    pub lb_config: Option<Arc<LbConfig>>,
+    /// What `[headers] digest_secret_file` holds; `None` before [`Settings::load_files`], or where there is none.
     pub digest_secret: Option<Secret>,
 }
 
@@ -88,7 +97,7 @@ impl Settings {
         Settings::parse_and(text, dir, overrides, |_, _| {})
     }
 
-    /// The same, and the key files as by [`Settings::load_keys`]: every fault of both at once.
+    /// The same, and the files that it names as by [`Settings::load_files`]: every fault of both at once.
     pub fn load(
         text: &str,
         dir: &Path,
@@ -96,7 +105,7 @@ impl Settings {
         read: impl Fn(&Path) -> Result<String, String>,
     ) -> Result<Settings, Faults> {
         Settings::parse_and(text, dir, overrides, |settings, faults| {
-            if let Err(more) = settings.load_keys(read) {
+            if let Err(more) = settings.load_files(read) {
                 faults.0.extend(more.0);
             }
         })
@@ -152,7 +161,8 @@ impl Settings {
             servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.refuse("key", "API keys are not in this version; expected no [[key]]");
-        keys.table("stargate").map(Stargate::read);
+        let mut stargate = keys.table("stargate").map(Stargate::read).unwrap_or_default();
+        stargate.lb_config_path = stargate.lb_config_path.map(|file| dir.join(file));
         let log = keys.table("log").map(Log::read).unwrap_or_default();
         keys.end();
         let digest_secret = None;
@@ -165,7 +175,9 @@ impl Settings {
             health,
             pools,
             servers,
+            stargate,
             log,
+            lb_config: None,
             digest_secret,
         };
         settings.check(table, faults);
@@ -178,10 +190,24 @@ impl Settings {
             let expected = format!("expected at most bench_max_ms, {}", self.health.bench_max_ms);
             faults.push("health.bench_ms", self.health.bench_ms.to_string(), expected);
         }
+        if self.stargate.registration_ttl_ms > self.stargate.registration_ttl_ms_max {
+            let expected = format!(
+                "expected at most registration_ttl_ms_max, {}",
+                self.stargate.registration_ttl_ms_max
+            );
+            faults.push(
+                "stargate.registration_ttl_ms",
+                self.stargate.registration_ttl_ms.to_string(),
+                expected,
+            );
+        }
         let mut bound: HashMap<SocketAddr, String> = HashMap::new();
         let listeners = self.listeners.iter().enumerate();
         let addresses = listeners.map(|(i, l)| (format!("listener[{i}].address"), l.address));
-        for (path, address) in addresses.chain([("admin.address".to_owned(), self.admin.address)]) {
+        let metrics =
+            self.stargate.metrics_address.map(|address| ("stargate.metrics_address".to_owned(), address));
+        let others = [("admin.address".to_owned(), self.admin.address)].into_iter().chain(metrics);
+        for (path, address) in addresses.chain(others) {
             if address.port() == 0 {
                 continue;
             }
@@ -201,7 +227,8 @@ impl Settings {
         let pools = table.get("pool").and_then(|p| p.as_array()).map_or(&[][..], Vec::as_slice);
         let count =
             servers_at(table) + pools.iter().filter_map(|p| p.as_table()).map(servers_at).sum::<usize>();
-        if count == 0 {
+        // Those of trusted listeners may register themselves later.
+        if count == 0 && !self.has_trusted_listener() {
             faults.push(
                 "server",
                 "(missing)",
@@ -282,15 +309,21 @@ impl Settings {
         }
     }
 
+    /// Some listener follows the Stargate contract.
+    pub fn has_trusted_listener(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.profile == Profile::Stargate)
+    }
+
     /// All servers: the pools' in order, then the standalone ones; the order of their ids.
     pub fn all_servers(&self) -> impl Iterator<Item = &ServerSettings> {
         self.pools.iter().flat_map(|pool| &pool.servers).chain(&self.servers)
     }
 
-    /// Reads `digest_secret_file` and each server's `api_key_file` through `read`, which is given a path and says the
-    /// content or why not.
-    pub fn load_keys(&mut self, read: impl Fn(&Path) -> Result<String, String>) -> Result<(), Faults> {
+    /// Reads `digest_secret_file`, each server's `api_key_file` and `lb_config_path` through `read`, which is given a path
+    /// and says the content or why not. A fault inside the last is told by that file's own name.
+    pub fn load_files(&mut self, read: impl Fn(&Path) -> Result<String, String>) -> Result<(), Faults> {
         let mut faults = Faults::default();
+        self.load_lb_config(&read, &mut faults);
         if let Some(file) = &self.headers.digest_secret_file {
             let secret =
                 read(file).map_err(|why| format!("expected a readable file: {why}")).and_then(|text| {
@@ -331,6 +364,29 @@ impl Settings {
         if faults.is_empty() { Ok(()) } else { Err(faults) }
     }
 
+    fn load_lb_config(&mut self, read: impl Fn(&Path) -> Result<String, String>, faults: &mut Faults) {
+        let Some(file) = &self.stargate.lb_config_path else { return };
+        let shown = file.display().to_string();
+        match read(file) {
+            Err(why) => faults.push(
+                "stargate.lb_config_path",
+                format!("\"{shown}\""),
+                format!("expected a readable file: {why}"),
+            ),
+            Ok(text) => match LbConfig::parse(text.as_bytes()) {
+                Ok(config) => self.lb_config = Some(Arc::new(config)),
+                Err(found) => faults.0.extend(found.0.into_iter().map(|fault| Fault {
+                    path: if fault.path.is_empty() {
+                        shown.clone()
+                    } else {
+                        format!("{shown}: {}", fault.path)
+                    },
+                    ..fault
+                })),
+            },
+        }
+    }
+
     /// What is allowed and yet probably not meant, for people: one sentence each.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -368,7 +424,23 @@ impl Settings {
                 ));
             }
         }
-        if self.all_servers().all(|server| server.weight == 0.0) {
+        if !self.has_trusted_listener() {
+            if self.stargate != Stargate::default() {
+                warnings
+                    .push("[stargate] has no effect: no [[listener]] has profile = \"stargate\"".to_owned());
+            }
+            for server in self.all_servers() {
+                if !server.cluster_id.is_empty() || !server.routing_keys.is_empty() || server.input_tps > 0.0
+                {
+                    warnings.push(format!(
+                        "server {}: cluster_id, routing_keys and input_tps have no effect: no [[listener]] has profile = \
+                         \"stargate\"",
+                        server.name
+                    ));
+                }
+            }
+        }
+        if self.all_servers().next().is_some() && self.all_servers().all(|server| server.weight == 0.0) {
             warnings.push("every server has weight 0: no request will be placed".to_owned());
         }
         warnings

@@ -20,6 +20,8 @@ pub enum Place {
     Key(&'static str, &'static str),
     /// A list of addresses: replaces all `[[listener]]`.
     Listeners,
+    /// A key of every `[[listener]]`.
+    EveryListener(&'static str),
     /// A list of `URL` or `NAME=URL`: replaces all pools and servers by one pool, `default`.
     Backends,
     /// A key of every `[[pool]]`; where there is none, of a first one.
@@ -70,6 +72,15 @@ impl Override {
                 let listeners = addresses.iter().map(|address| one_key("address", address.clone())).collect();
                 table.insert("listener".to_owned(), toml::Value::Array(listeners));
                 flags.insert("listener".to_owned(), self.flag.clone());
+            }
+            Place::EveryListener(key) => {
+                let listeners = table.get_mut("listener").and_then(toml::Value::as_array_mut);
+                for (i, listener) in listeners.into_iter().flatten().enumerate() {
+                    if let Some(keys) = listener.as_table_mut() {
+                        keys.insert(key.to_owned(), self.value.clone());
+                        flags.insert(format!("listener[{i}].{key}"), self.flag.clone());
+                    }
+                }
             }
             Place::Backends => {
                 let backends = self.value.as_array().map_or(&[][..], Vec::as_slice);

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::fault::shorten;
+use super::identity;
 use super::keys::{Keys, Value, Word, list};
-use super::print::Table;
 use super::sections::{EngineMetrics, Kv, MS_MAX};
 use super::url::{ServerUrl, without_credentials};
-use crate::proto::backend::catalog::{Algorithm, RoutingMode};
+use crate::proto::backend::catalog::{Algorithm, Miss, RoutingMode};
 use crate::proto::backend::grouping::{MIXED, QUEUE_SIZE, QUEUE_TIMEOUT_MS};
 
 /// A pool, its servers included.
@@ -30,6 +30,8 @@ const QUEUE_SIZE_MAX: u32 = 1_000_000;
 /// Largest weight: sums of weights over every server stay exact enough to compare.
 pub(super) const WEIGHT_MAX: f64 = 1e9;
 pub(super) const CONCURRENCY_MAX: u32 = 1_000_000;
+/// Fastest input rate, in tokens per second: far beyond any engine.
+const INPUT_TPS_MAX: f64 = 1e9;
 /// Longest input that a limit may name, in tokens: far beyond any context.
 pub(super) const INPUT_TOKENS_MAX: u32 = 1_000_000_000;
 
@@ -49,9 +51,15 @@ pub struct ServerSettings {
     pub max_input_tokens: u32,
     /// The sub-pool it is isolated in; empty: the one of requests that name none.
     pub routing_tier: String,
+    /// Capacity domain on trusted listeners; empty: its own.
+    pub cluster_id: String,
+    /// Whose requests it takes on trusted listeners; empty: those without a routing key.
+    pub routing_keys: Vec<String>,
+    /// Input tokens per second, fixed; 0: measured.
+    pub input_tps: f64,
     /// Absolute, or relative to the process where the file's folder was not known.
     pub api_key_file: Option<PathBuf>,
-    /// What that file holds; `None` before `Settings::load_keys`.
+    /// What that file holds; `None` before `Settings::load_files`.
     pub api_key: Option<Secret>,
     /// How its engine publishes its figures.
     pub metrics: EngineMetrics,
@@ -107,6 +115,24 @@ impl Value for Algorithm {
     }
 }
 
+impl Word for Miss {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        (Algorithm::WeightedRoundRobin.name(), Miss::WeightedRoundRobin),
+        (Algorithm::LeastBusy.name(), Miss::LeastBusy),
+    ];
+}
+
+impl Value for Miss {
+    type Rule = ();
+    fn read(raw: &toml::Value, (): &()) -> Result<Self, String> {
+        super::keys::word(raw.as_str().unwrap_or(""))
+    }
+    fn write(&self) -> toml::Value {
+        let (name, _) = Self::WORDS.iter().find(|(_, miss)| miss == self).expect("every miss has its word");
+        toml::Value::String((*name).to_owned())
+    }
+}
+
 /// Bytes that names may hold: they go into headers, metric labels and admin paths.
 pub(super) fn name_byte(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"-._~:@[]".contains(&b)
@@ -129,13 +155,6 @@ fn pool_name(text: &str) -> Result<(), String> {
     name_check(text)?;
     if text == MIXED {
         return Err(format!("expected another name: \"{MIXED}\" is the built-in pool's"));
-    }
-    Ok(())
-}
-
-fn model_name(text: &str) -> Result<(), String> {
-    if text.is_empty() || text.len() > 1_024 || text.chars().any(char::is_control) {
-        return Err("expected a model name of 1 to 1024 bytes".to_owned());
     }
     Ok(())
 }
@@ -210,16 +229,16 @@ impl ServerSettings {
         let url = read_url(&mut keys, dir);
         let default_name = url.as_ref().map(ServerUrl::default_name).unwrap_or_default();
         let name = keys.value("name", default_name, &(name_check as Check));
-        let models = keys.strings("models", model_name);
+        let models = keys.strings("models", identity::model);
         let weight = keys.value("weight", 1.0, &(0.0..=WEIGHT_MAX));
         let max_concurrency = keys.value("max_concurrency", 32, &(0..=CONCURRENCY_MAX));
         let max_input_tokens = keys.value("max_input_tokens", 0, &(0..=INPUT_TOKENS_MAX));
         let routing_tier = keys.value("routing_tier", String::new(), &(tier_check as Check));
         let api_key_file: Option<PathBuf> = keys.value("api_key_file", None, &());
         let api_key_file = api_key_file.map(|file| dir.join(file));
-        for (key, default) in later() {
-            keys.later(key, &default);
-        }
+        let cluster_id = keys.value("cluster_id", String::new(), &(identity::cluster_id as Check));
+        let routing_keys = keys.strings("routing_keys", identity::some_routing_key);
+        let input_tps = keys.value("input_tps", 0.0, &(0.0..=INPUT_TPS_MAX));
         let metrics = keys.value("metrics", EngineMetrics::Auto, &());
         keys.end();
         ServerSettings {
@@ -230,22 +249,14 @@ impl ServerSettings {
             max_concurrency,
             max_input_tokens,
             routing_tier,
+            cluster_id,
+            routing_keys,
+            input_tps,
             api_key_file,
             api_key: None,
             metrics,
         }
     }
-
-    pub(super) fn print_later(table: &mut Table<'_>) {
-        for (key, default) in later() {
-            table.put(key, &default);
-        }
-    }
-}
-
-/// Keys of a server whose features are not in this version, with their defaults.
-fn later() -> [(&'static str, toml::Value); 3] {
-    [("cluster_id", "".into()), ("routing_keys", toml::Value::Array(Vec::new())), ("input_tps", 0.into())]
 }
 
 fn read_url(keys: &mut Keys<'_>, dir: &Path) -> Option<ServerUrl> {

@@ -5,7 +5,6 @@ use std::fmt::Write;
 use super::Settings;
 use super::keys::Value;
 use super::pools::{PoolSettings, ServerSettings};
-use super::sections::Stargate;
 
 /// One table of the text being written.
 pub(super) struct Table<'a> {
@@ -50,7 +49,7 @@ impl Settings {
         for server in &self.servers {
             print_server(server, &mut Table::start(&mut text, "[[server]]"));
         }
-        Stargate {}.print(&mut Table::start(&mut text, "[stargate]"));
+        self.stargate.print(&mut Table::start(&mut text, "[stargate]"));
         self.log.print(&mut Table::start(&mut text, "[log]"));
         text
     }
@@ -78,7 +77,10 @@ fn print_server(server: &ServerSettings, table: &mut Table<'_>) {
     table.put("max_concurrency", &server.max_concurrency.write());
     table.put("max_input_tokens", &server.max_input_tokens.write());
     table.put("routing_tier", &server.routing_tier.write());
-    ServerSettings::print_later(table);
+    let keys: Vec<toml::Value> = server.routing_keys.iter().map(String::write).collect();
+    table.put("cluster_id", &server.cluster_id.write());
+    table.put("routing_keys", &toml::Value::Array(keys));
+    table.put("input_tps", &server.input_tps.write());
     table.put("api_key_file", &server.api_key_file.write());
     table.put("metrics", &server.metrics.write());
 }

@@ -1,11 +1,12 @@
 //! The flat tables of the file. One line declares a key: its name, type, default and range; reading it and printing it
 //! follow from that line, so the two cannot disagree.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::keys::{Keys, Value, Word, word};
 use super::print::Table;
-use crate::proto::backend::catalog::KV_CAPACITY_BLOCKS_MAX;
+use crate::proto::backend::catalog::{KV_CAPACITY_BLOCKS_MAX, Miss};
 
 /// Longest time that a key may name: a week.
 pub(super) const MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
@@ -151,16 +152,47 @@ section! {
     }
 }
 
+/// Longest lease of a registration.
+pub const TTL_MS_MAX: u64 = 300_000;
+/// Shortest lease of a registration.
+pub const TTL_MS_MIN: u64 = 1_000;
+/// Most retries of one request of each kind.
+const RETRIES_MAX: u32 = 100;
+
 section! {
-    /// `[stargate]`: nothing of it works in this version.
-    Stargate {}
-    later {
-        lb_config_path = "";
-        deregistered_model_grace_ms = 900_000;
-        max_connect_retries = 2;
-        max_request_retries = 2;
-        metrics_prefix = "stargate_";
+    /// `[stargate]`: what holds on listeners of that profile.
+    Stargate {
+        /// What this router calls itself in `/debug/state` and in its log.
+        id: String = "ringway".to_owned(), (stargate_id as fn(&str) -> Result<(), String>);
+        /// The algorithms' file; `None`: power-of-n, and every algorithm for those who ask. Absolute, or relative to the
+        /// process where the file's folder was not known.
+        lb_config_path: Option<PathBuf> = None, ();
+        /// A target whose last server left less than that ago is 503, not 404; 0: always 404.
+        deregistered_model_grace_ms: u64 = 900_000, 0..=MS_MAX;
+        /// Fresh connections for one request after the first failed.
+        max_connect_retries: u32 = 2, 0..=RETRIES_MAX;
+        /// Servers after the first that one request may be sent to because one said so.
+        max_request_retries: u32 = 2, 0..=RETRIES_MAX;
+        /// Bodies up to this are kept for retries; a longer one is 413 where it is declared, or where a retry needs it.
+        replay_bytes_max: u64 = 64 << 20, 0..=GIB;
+        /// Whether 429 and 503 without `x-stargate-retryable` are passed on rather than tried elsewhere.
+        require_retry_signal: bool = true, ();
+        /// The header that limits the time for retries, in milliseconds; empty: none does.
+        retry_budget_header: String = "x-stargate-max-wait-ms".to_owned(), (field_name as fn(&str) -> Result<(), String>);
+        /// To open a connection to a server.
+        connect_timeout_ms: u64 = 2_000, 1..=MS_MAX;
+        /// From the start of an attempt to its response head.
+        response_head_timeout_ms: u64 = 30_000, 1..=MS_MAX;
+        /// How long a registration holds that names no `ttl_ms`.
+        registration_ttl_ms: u64 = 60_000, TTL_MS_MIN..=TTL_MS_MAX;
+        /// Longest `ttl_ms` that a registration may name.
+        registration_ttl_ms_max: u64 = TTL_MS_MAX, TTL_MS_MIN..=TTL_MS_MAX;
+        /// What the names of this family's metrics begin with.
+        metrics_prefix: String = "stargate_".to_owned(), (metrics_prefix as fn(&str) -> Result<(), String>);
+        /// A listener that answers `GET /metrics` and nothing else; `None`: the admin listener alone does.
+        metrics_address: Option<SocketAddr> = None, ();
     }
+    later {}
 }
 
 section! {
@@ -176,6 +208,8 @@ section! {
         affinity_slack_rel: f64 = 1.0, 0.0..=1e6;
         /// Blocks per server where its engine does not say; 0: the engine's, else a default.
         kv_capacity_blocks: u32 = 0, 0..=KV_CAPACITY_BLOCKS_MAX;
+        /// Where requests without a match worth following go.
+        miss: Miss = Miss::WeightedRoundRobin, ();
     }
     later {}
 }
@@ -257,7 +291,7 @@ impl Value for Cores {
 
 /// A closed set of words as a key's type.
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $( $(#[$word_doc:meta])* $word:ident = $text:literal, )* } $(later $later:expr)?) => {
+    ($(#[$doc:meta])* $name:ident { $( $(#[$word_doc:meta])* $word:ident = $text:literal, )* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name { $( $(#[$word_doc])* $word, )* }
@@ -270,7 +304,6 @@ macro_rules! words {
         }
         impl Word for $name {
             const WORDS: &'static [(&'static str, Self)] = &[ $( ($text, $name::$word), )* ];
-            $( const LATER: &'static [&'static str] = $later; )?
         }
         impl Value for $name {
             type Rule = ();
@@ -329,8 +362,9 @@ words! {
     Profile {
         /// Callers are untrusted.
         OpenAi = "openai",
+        /// Callers are a trusted gateway, which says where requests go.
+        Stargate = "stargate",
     }
-    later &["stargate"]
 }
 
 /// Fields and families of fields that an engine's answer may carry for the client. The router removes an engine's
@@ -371,6 +405,33 @@ fn header_prefix(text: &str) -> Result<(), String> {
         Some(field) => Err(format!("expected a prefix of the router's own; \"{field}\" headers are others'")),
         None => Ok(()),
     }
+}
+
+fn stargate_id(text: &str) -> Result<(), String> {
+    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        return Err("expected a text of 1 to 256 bytes".to_owned());
+    }
+    Ok(())
+}
+
+fn field_name(text: &str) -> Result<(), String> {
+    let name_byte = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if text.len() > 64 || !text.bytes().all(name_byte) {
+        return Err("expected a header's name of at most 64 characters; empty: none".to_owned());
+    }
+    Ok(())
+}
+
+/// The data model of Prometheus: letters, digits, `_` and `:`, no digit first. `:` is left to recording rules.
+fn metrics_prefix(text: &str) -> Result<(), String> {
+    let name_byte = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    if text.len() > 64 || !text.bytes().all(name_byte) || text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err("expected at most 64 letters, digits or \"_\", no digit first".to_owned());
+    }
+    if text.starts_with("ringway_") {
+        return Err("expected another prefix: \"ringway_\" is that of the router's own metrics".to_owned());
+    }
+    Ok(())
 }
 
 fn health_path(text: &str) -> Result<(), String> {

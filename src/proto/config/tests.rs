@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::keys::Word;
 use super::*;
-use crate::proto::backend::catalog::{Address, Algorithm, KvRules, RoutingMode};
+use crate::proto::backend::catalog::{Address, Algorithm, KvRules, Miss, RoutingMode};
 
 fn parse(text: &str) -> Result<Settings, Faults> {
     Settings::parse(text, Path::new("/etc/ringway"), &[])
@@ -125,6 +125,7 @@ min_match_blocks = 2
 affinity_slack_abs = 12.0
 affinity_slack_rel = 1.0
 kv_capacity_blocks = 0
+miss = "weighted-round-robin"
 [[pool.server]]
 name = "gpu0"
 url = "http://10.0.0.10:8000"
@@ -142,11 +143,20 @@ metrics = "auto"
 name = "spare"
 url = "unix:run/spare.sock"
 [stargate]
+id = "ringway"
 lb_config_path = ""
 deregistered_model_grace_ms = 900000
 max_connect_retries = 2
 max_request_retries = 2
+replay_bytes_max = 67108864
+require_retry_signal = true
+retry_budget_header = "x-stargate-max-wait-ms"
+connect_timeout_ms = 2000
+response_head_timeout_ms = 30000
+registration_ttl_ms = 60000
+registration_ttl_ms_max = 300000
 metrics_prefix = "stargate_"
+metrics_address = ""
 [log]
 format = "json"
 level = "debug"
@@ -288,11 +298,8 @@ fn tables_of_the_wrong_kind_are_one_fault_each() {
 fn what_comes_later_is_refused_unless_it_is_at_its_default() {
     let refused = [
         ("[[listener]]\ntls = { certificate = \"c\" }", "listener[0].tls"),
-        ("[[listener]]\nprofile = \"stargate\"", "listener[0].profile"),
         ("[admin]\ntoken_file = \"t\"", "admin.token_file"),
         ("[[key]]\nname = \"team\"", "key"),
-        ("[stargate]\nmax_connect_retries = 3", "stargate.max_connect_retries"),
-        ("[stargate]\nlb_config_path = \"lb.json\"", "stargate.lb_config_path"),
         ("[log]\naccess = \"stderr\"", "log.access"),
     ];
     for (text, path) in refused {
@@ -303,20 +310,116 @@ fn what_comes_later_is_refused_unless_it_is_at_its_default() {
             "{found:?}"
         );
     }
-    for key in ["cluster_id = \"c\"", "routing_keys = [\"k\"]", "input_tps = 1.5"] {
-        let found = faults(&format!("{SERVER}{key}"));
-        assert_eq!(found.len(), 1);
-        assert!(found[0].contains("not in this version; only the default"), "{found:?}");
-    }
     assert!(faults(&format!("{SERVER}metrics = \"vlm\""))[0].contains("nearest: \"vllm\""));
-    for accepted in [
-        "key = []",
-        "[stargate]\nmax_connect_retries = 2",
-        "[[pool]]\n[pool.kv]\naffinity_slack_abs = 2",
-        "[log]\naccess = \"off\"",
-    ] {
+    for accepted in ["key = []", "[[pool]]\n[pool.kv]\naffinity_slack_abs = 2", "[log]\naccess = \"off\""] {
         parse(&format!("{accepted}\n{SERVER}")).unwrap();
     }
+}
+
+/// A listener that follows the Stargate contract.
+const TRUSTED: &str = "[[listener]]\nprofile = \"stargate\"\n";
+
+#[test]
+fn what_stargate_listeners_go_by_is_read_and_checked() {
+    let settings = parse(&format!(
+        "{TRUSTED}[stargate]\nid = \"sg 1\"\nretry_budget_header = \"\"\nrequire_retry_signal = false\n\
+         metrics_address = \"127.0.0.1:9090\"\nmetrics_prefix = \"sg_\"\n{SERVER}cluster_id = \"rack/1\"\n\
+         routing_keys = [\"fn-1\", \"fn 2\"]\ninput_tps = 12.5"
+    ))
+    .unwrap();
+    let server = settings.all_servers().next().unwrap();
+    assert_eq!((server.cluster_id.as_str(), server.input_tps), ("rack/1", 12.5));
+    assert_eq!(server.routing_keys, ["fn-1", "fn 2"]);
+    assert_eq!(settings.stargate.metrics_address, Some("127.0.0.1:9090".parse().unwrap()));
+    assert!(!settings.stargate.require_retry_signal && settings.stargate.retry_budget_header.is_empty());
+    for (line, said) in [
+        (
+            "max_connect_retries = 101",
+            "stargate.max_connect_retries: 101: expected a whole number from 0 to 100",
+        ),
+        (
+            "registration_ttl_ms = 999",
+            "stargate.registration_ttl_ms: 999: expected a whole number from 1000 to",
+        ),
+        (
+            "registration_ttl_ms_max = 2000",
+            "stargate.registration_ttl_ms: 60000: expected at most registration_ttl_ms_max, 2000",
+        ),
+        ("metrics_prefix = \"9_\"", "stargate.metrics_prefix: \"9_\": expected at most 64 letters"),
+        (
+            "metrics_prefix = \"ringway_x_\"",
+            "stargate.metrics_prefix: \"ringway_x_\": expected another prefix",
+        ),
+        ("metrics_address = \"9090\"", "stargate.metrics_address: \"9090\": expected IP:PORT"),
+        (
+            "metrics_address = \"127.0.0.1:29000\"",
+            "stargate.metrics_address: \"127.0.0.1:29000\": expected an address other than",
+        ),
+        ("retry_budget_header = \"a b\"", "stargate.retry_budget_header: \"a b\": expected a header's name"),
+        ("require_retry_signal = 1", "stargate.require_retry_signal: 1: expected true or false"),
+        ("id = \"\"", "stargate.id: \"\": expected a text of 1 to 256 bytes"),
+        (
+            "lb_config_pth = \"x\"",
+            "stargate.lb_config_pth: \"x\": unknown key; nearest known key: \"lb_config_path\"",
+        ),
+    ] {
+        let found = faults_with_server(&format!("{TRUSTED}[stargate]\n{line}"));
+        assert!(found.len() == 1 && found[0].starts_with(said), "{line}: {found:?}");
+    }
+    for (line, said) in [
+        ("cluster_id = \"a b\"", "server[0].cluster_id: \"a b\": expected a cluster"),
+        (
+            "routing_keys = [\"\"]",
+            "server[0].routing_keys[0]: \"\": expected a routing key; leave the list empty",
+        ),
+        ("routing_keys = [\"k\", \"k\"]", "server[0].routing_keys[1]: \"k\": expected each value once"),
+        ("input_tps = -1", "server[0].input_tps: -1: expected a finite number"),
+    ] {
+        let found = faults(&format!("{SERVER}{line}"));
+        assert!(found.len() == 1 && found[0].contains(said), "{line}: {found:?}");
+    }
+}
+
+#[test]
+fn a_trusted_listener_needs_no_server_and_others_say_that_its_keys_do_nothing() {
+    assert!(parse(TRUSTED).unwrap().warnings().is_empty());
+    assert!(faults("")[0].starts_with("server: (missing)"));
+    let warnings =
+        parse(&format!("[stargate]\nmax_connect_retries = 3\n{SERVER}input_tps = 5")).unwrap().warnings();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(
+        warnings[0].starts_with("[stargate] has no effect") && warnings[1].contains("input_tps"),
+        "{warnings:?}"
+    );
+    let used =
+        parse(&format!("{TRUSTED}[stargate]\nmax_connect_retries = 3\n{SERVER}input_tps = 5")).unwrap();
+    assert!(used.warnings().is_empty(), "{:?}", used.warnings());
+}
+
+#[test]
+fn the_algorithms_file_is_read_with_the_configuration_and_all_faults_come_at_once() {
+    let text = format!("{TRUSTED}[stargate]\nlb_config_path = \"lb.json\"\nmax_connect_retries = -1");
+    let load = |content: Result<&str, &str>| {
+        let read = |path: &Path| {
+            assert_eq!(path, Path::new("/etc/ringway/lb.json"), "relative to the file");
+            content.map(str::to_owned).map_err(str::to_owned)
+        };
+        Settings::load(&text, Path::new("/etc/ringway"), &[], read)
+    };
+    let lines = |content| load(content).unwrap_err().0.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let found = lines(Ok("{\"defaults\":\"pulsar\",\"models\":{\"m\":\"sticky\"}}"));
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert!(found[0].starts_with("stargate.max_connect_retries: -1: "), "{found:?}");
+    assert!(found[1..].iter().all(|line| line.starts_with("/etc/ringway/lb.json: ")), "{found:?}");
+    assert_eq!(
+        lines(Err("gone"))[1],
+        "stargate.lb_config_path: \"/etc/ringway/lb.json\": expected a readable file: gone"
+    );
+    let text = text.replace("max_connect_retries = -1", "");
+    let read = |_: &Path| Ok("{\"default\":\"random\",\"models\":{\"m\":\"pulsar\"}}".to_owned());
+    let settings = Settings::load(&text, Path::new("/etc"), &[], read).unwrap();
+    let config = settings.lb_config.as_ref().unwrap();
+    assert_eq!((config.default_name(), config.model_overrides()), ("random", 1));
 }
 
 #[test]
@@ -381,7 +484,7 @@ fn a_faulty_url_hides_no_other_fault() {
 fn a_pool_says_how_it_matches_prompts() {
     let text = format!(
         "[[pool]]\nname = \"p\"\nalgorithm = \"kv-aware\"\n[pool.kv]\nblock_bytes = 512\nmin_match_blocks = 1\n\
-         affinity_slack_abs = 0\naffinity_slack_rel = 0.5\nkv_capacity_blocks = 77\n[[pool.server]]\n\
+         affinity_slack_abs = 0\naffinity_slack_rel = 0.5\nkv_capacity_blocks = 77\nmiss = \"least-busy\"\n[[pool.server]]\n\
          url = \"http://h:1\"\n{SERVER}"
     );
     let settings = parse(&text).unwrap();
@@ -393,6 +496,7 @@ fn a_pool_says_how_it_matches_prompts() {
         affinity_slack_abs: 0.0,
         affinity_slack_rel: 0.5,
         kv_capacity_blocks: 77,
+        miss: Miss::LeastBusy,
     };
     assert_eq!((catalog.pools[0].algorithm, catalog.pools[0].kv), (Algorithm::KvAware, kv));
     assert_eq!(catalog.servers[0].kv_capacity_blocks, 77);
@@ -402,7 +506,7 @@ fn a_pool_says_how_it_matches_prompts() {
     let kv_faults = |keys: &str| faults_with_server(&format!("[[pool]]\n[pool.kv]\n{keys}"));
     assert_eq!(
         kv_faults(
-            "block_bytes = 63\nmin_match_blocks = 0\naffinity_slack_abs = -1\naffinity_slack_rel = nan\nkv_capacity_blocks = 16777217\nblock_byte = 1"
+            "block_bytes = 63\nmin_match_blocks = 0\naffinity_slack_abs = -1\naffinity_slack_rel = nan\nkv_capacity_blocks = 16777217\nblock_byte = 1\nmiss = \"least-connections\""
         ),
         [
             "pool[0].kv.block_bytes: 63: expected a whole number from 64 to 65536",
@@ -410,6 +514,7 @@ fn a_pool_says_how_it_matches_prompts() {
             "pool[0].kv.affinity_slack_abs: -1: expected a finite number from 0 to 1000000",
             "pool[0].kv.affinity_slack_rel: nan: expected a finite number from 0 to 1000000",
             "pool[0].kv.kv_capacity_blocks: 16777217: expected a whole number from 0 to 16777216",
+            "pool[0].kv.miss: \"least-connections\": expected \"weighted-round-robin\" or \"least-busy\"",
             "pool[0].kv.block_byte: 1: unknown key; nearest known key: \"block_bytes\"",
         ]
     );
@@ -459,7 +564,7 @@ fn the_digest_secret_is_read_from_its_file_and_never_shown() {
     assert_eq!(settings.headers.digest_secret_file.as_deref(), Some(file));
     assert_eq!(settings.digest_secret, None);
     settings
-        .load_keys(|path| {
+        .load_files(|path| {
             assert_eq!(path, file);
             Ok(" a secret\n".to_owned())
         })
@@ -467,7 +572,7 @@ fn the_digest_secret_is_read_from_its_file_and_never_shown() {
     assert_eq!(settings.digest_secret, Some(Secret("a secret".into())));
     assert!(!settings.to_toml().contains("a secret") && !format!("{settings:?}").contains("a secret"));
     let fault = |settings: &mut Settings, answer: Result<String, String>| {
-        settings.load_keys(|_| answer.clone()).unwrap_err().to_string()
+        settings.load_files(|_| answer.clone()).unwrap_err().to_string()
     };
     let place = "headers.digest_secret_file: \"/etc/ringway/keys/digest\"";
     assert_eq!(
@@ -476,7 +581,7 @@ fn the_digest_secret_is_read_from_its_file_and_never_shown() {
     );
     assert_eq!(fault(&mut settings, Err("gone".into())), format!("{place}: expected a readable file: gone"));
     let mut plain = parse(SERVER).unwrap();
-    plain.load_keys(|path| panic!("{path:?}")).unwrap();
+    plain.load_files(|path| panic!("{path:?}")).unwrap();
     assert_eq!(plain.digest_secret, None);
     assert_eq!(
         faults_with_server("[headers]\ndigest_secret_file = 7\n[limits]\nkv_memory_bytes_max = 1000"),
@@ -710,7 +815,7 @@ fn key_files_are_read_and_their_content_is_not_shown() {
     let text = format!("{SERVER}api_key_file = \"a\"\n[[server]]\nurl = \"http://h\"\napi_key_file = \"/b\"");
     let mut settings = parse(&text).unwrap();
     settings
-        .load_keys(|path| match path.to_str() {
+        .load_files(|path| match path.to_str() {
             Some("/etc/ringway/a") => Ok("  sk-1\n".to_owned()),
             Some("/b") => Ok("sk-2".to_owned()),
             _ => Err("no such file".to_owned()),
@@ -721,7 +826,7 @@ fn key_files_are_read_and_their_content_is_not_shown() {
     assert!(!shown.contains("sk-1") && !shown.contains("sk-2"), "{shown}");
     for (content, reason) in [(Ok(""), "one key"), (Ok("a b"), "one key"), (Err("denied"), "denied")] {
         let read = |_: &Path| content.map(str::to_owned).map_err(str::to_owned);
-        let found = parse(&text).unwrap().load_keys(read).unwrap_err();
+        let found = parse(&text).unwrap().load_files(read).unwrap_err();
         assert_eq!(found.len(), 2, "every fault at once");
         assert!(
             found.0[0].path == "server[0].api_key_file" && found.0[0].expected.contains(reason),
@@ -811,6 +916,9 @@ fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
     // Few distinct limits: their number is bounded.
     let ceilings = (0..=1_000_000_u32, (0..8_u32).prop_map(|n| n * 125_000_000));
     let tier = "[a-z0-9._~:@-]{0,3}";
+    let keys = proptest::collection::btree_set("[!-~]( ?[!-~]){0,4}", 0..3);
+    let target = ("[!-~]{0,5}", keys, prop_oneof![Just(0.0), 0.0..1e9_f64]);
+    let tier = (tier, target);
     ("[a-zA-Z0-9._~:@-]{1,10}", url, models, weight, ceilings, tier, key_file).prop_map(
         move |(
             name,
@@ -818,7 +926,7 @@ fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
             models,
             weight,
             (max_concurrency, max_input_tokens),
-            routing_tier,
+            (routing_tier, (cluster_id, routing_keys, input_tps)),
             api_key_file,
         )| ServerSettings {
             name: format!("{name}{index}"),
@@ -828,6 +936,9 @@ fn server_settings(index: usize) -> impl Strategy<Value = ServerSettings> {
             max_concurrency,
             max_input_tokens,
             routing_tier,
+            cluster_id,
+            routing_keys: routing_keys.into_iter().collect(),
+            input_tps,
             api_key_file,
             api_key: None,
             metrics: EngineMetrics::Sglang,
@@ -841,13 +952,10 @@ fn servers(from: usize, least: usize) -> impl Strategy<Value = Vec<ServerSetting
 
 fn pool_settings(index: usize) -> impl Strategy<Value = PoolSettings> {
     let algorithm = (0..Algorithm::WORDS.len()).prop_map(|i| Algorithm::WORDS[i].1);
-    let kv = (64..=65_536_u32, 1..=1_000_000_u32, 0.0..1e6_f64, 0..=16_777_216_u32);
-    let kv = kv.prop_map(|(block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks)| Kv {
-        block_bytes,
-        min_match_blocks,
-        affinity_slack_abs,
-        kv_capacity_blocks,
-        ..Kv::default()
+    let miss = prop_oneof![Just(Miss::WeightedRoundRobin), Just(Miss::LeastBusy)];
+    let kv = (64..=65_536_u32, 1..=1_000_000_u32, 0.0..1e6_f64, 0..=16_777_216_u32, miss);
+    let kv = kv.prop_map(|(block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks, miss)| {
+        Kv { block_bytes, min_match_blocks, affinity_slack_abs, kv_capacity_blocks, miss, ..Kv::default() }
     });
     let mode = prop_oneof![Just(RoutingMode::Queue), Just(RoutingMode::Reject), Just(RoutingMode::Unlimited)];
     (algorithm, mode, 0..=1_000_000_u32, 1..=sections::MS_MAX, kv, servers(100 * index, 0)).prop_map(
@@ -898,6 +1006,28 @@ fn settings() -> impl Strategy<Value = Settings> {
         format: if json { LogFormat::Json } else { LogFormat::Text },
         level: if trace { LogLevel::Trace } else { LogLevel::Error },
     });
+    let stargate = (
+        "[^\\p{Cc}]{1,9}",
+        proptest::option::of("/[^\\p{Cc}/]{1,10}".prop_map(Into::into)),
+        0..=100_u32,
+        any::<bool>(),
+        "([a-z-]{1,9})?",
+        1_000..=60_000_u64,
+        proptest::option::of(address(3)),
+    );
+    let stargate =
+        stargate.prop_map(|(id, lb_config_path, retries, signal, budget, ttl_ms, metrics)| Stargate {
+            id,
+            lb_config_path,
+            max_connect_retries: retries,
+            require_retry_signal: signal,
+            retry_budget_header: budget,
+            registration_ttl_ms: ttl_ms,
+            registration_ttl_ms_max: ttl_ms,
+            metrics_address: metrics,
+            ..Stargate::default()
+        });
+    let log = (log, stargate, any::<bool>());
     (
         runtime,
         (address(1), address(2), address(0)),
@@ -917,20 +1047,25 @@ fn settings() -> impl Strategy<Value = Settings> {
                 health,
                 pools,
                 servers,
-                log,
+                (log, stargate, trusted),
             )| {
+                let profiles = [Profile::OpenAi, if trusted { Profile::Stargate } else { Profile::OpenAi }];
                 Settings {
                     runtime,
                     listeners: [first, second]
-                        .map(|address| Listener { address, profile: Profile::OpenAi })
-                        .to_vec(),
+                        .into_iter()
+                        .zip(profiles)
+                        .map(|(address, profile)| Listener { address, profile })
+                        .collect(),
                     admin: Admin { address: admin },
                     limits,
                     headers: Headers { prefix, digest_secret_file },
                     health,
                     pools,
                     servers,
+                    stargate,
                     log,
+                    lb_config: None,
                     digest_secret: None,
                 }
             },

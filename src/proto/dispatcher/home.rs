@@ -6,7 +6,7 @@
 //! *Invariant*: after every call, no request waits for a live server that has a spare permit.
 //! *Source*: the Lifeboat rules, section 3.
 
-use super::{Decision, Dispatcher, Wanted};
+use super::{Decision, Dispatcher, Wanted, room};
 use crate::clock::Nanos;
 use crate::proto::admission::ledger::{LeaseRules, Ledger};
 use crate::proto::admission::queue::{Place, Queue};
@@ -41,6 +41,11 @@ impl Home {
         }
     }
 
+    /// Whether that server can take a request: it has no gate, or a permit to spare.
+    pub(super) fn has_room(&self, id: BackendId, row: &Row) -> bool {
+        !row.gated() || self.ledger.spare(id) > 0
+    }
+
     pub(super) fn books(&self) -> (&Ledger, &Queue) {
         (&self.ledger, &self.queue)
     }
@@ -68,7 +73,7 @@ impl Dispatcher {
     pub(super) fn request_at_home(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>) -> Decision {
         let tried = wanted.tried;
         if let Some(choice) = self.choose_spare(group, wanted) {
-            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
+            self.router.note_request(group, choice.backend, &self.table, room(self.home.as_ref()));
             self.take_own(choice.backend);
             return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
         }
@@ -87,9 +92,7 @@ impl Dispatcher {
     /// The algorithm's choice among servers with a spare permit. Prompt blocks are those of the request at hand, or none.
     fn choose_spare(&mut self, group: GroupId, wanted: &Wanted<'_>) -> Option<Choice> {
         let affinity = wanted.affinity(&self.memory, &self.ends);
-        let ledger = &self.home.as_ref().expect("called on the home shard only").ledger;
-        let room = |id, row: &Row| !row.gated() || ledger.spare(id) > 0;
-        self.router.pick(group, wanted.tried, affinity, &self.table, room)
+        self.router.pick(group, wanted.tried, affinity, &self.table, room(self.home.as_ref()))
     }
 
     /// Leases a permit to the home shard itself.
@@ -169,6 +172,7 @@ impl Dispatcher {
             }
             Message::Adopt { backend, count } => {
                 self.table.ensure(backend);
+                self.table.note_change(backend);
                 self.at_home().ledger.adopt(backend, from, count);
                 if self.at_home().ledger.recall_late(backend, from) {
                     self.messages.push_back((from, Message::Recall { backend }, Urgency::Wake));
@@ -216,6 +220,7 @@ impl Dispatcher {
     /// Leases `count` permits to another shard, the first for the request at `place`.
     fn grant_to(&mut self, place: Place, backend: BackendId, count: u32) {
         let Place { shard, ticket, .. } = place;
+        self.table.note_change(backend);
         let ledger = &mut self.at_home().ledger;
         ledger.lease(backend, shard, count);
         let recalled = ledger.recalling(backend);
@@ -246,6 +251,7 @@ impl Dispatcher {
     /// A shard gave `count` permits back.
     pub(super) fn given_back(&mut self, now: Nanos, backend: BackendId, shard: ShardId, count: u32) {
         if count > 0 {
+            self.table.note_change(backend);
             self.at_home().ledger.give_back(backend, shard, count);
         }
         self.serve(now, backend);

@@ -10,8 +10,8 @@
 //!
 //! *Invariant*: on a server with a ceiling no request runs without a permit, over all shards never more than the ceiling. Each
 //! ticket is answered by one event or withdrawn. A permit is held, on its way, or spare; never lost.
-//! *Bound and cost*: [`Dispatcher::handle_request`] is O(live candidates) without allocation, hashing or message when a permit is at
-//! hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
+//! *Bound and cost*: [`Dispatcher::handle_request`] costs what the group's algorithm does ([`super::route::router`]), without
+//! allocation, hashing or message when a permit is at hand; waiting costs O(log waiting); a change of health O(groups of the server × candidates).
 //! *Errors*: [`Rejection`]: `ModelNotFound`, `NoServerInTier`, `InputTooLong`, `NoHealthyServer`, `AtCapacity`, `QueueFull`,
 //! `QueueTimeout`.
 //! *Source*: the Lifeboat rules, sections 2 to 4, 6 and 9.
@@ -113,6 +113,15 @@ pub enum Decision {
     /// An [`Event`] will answer that ticket, unless it is withdrawn first.
     Wait(Ticket),
     Reject(Rejection),
+}
+
+/// Whether a server can take a request: at home what the ledger says, elsewhere what this shard holds and believes. One rule for all
+/// that a shard's router is asked.
+fn room(home: Option<&Home>) -> impl Fn(BackendId, &Row) -> bool + '_ {
+    move |id, row| match home {
+        Some(home) => home.has_room(id, row),
+        None => row.believed_room(),
+    }
 }
 
 /// How a request left its server.
@@ -326,9 +335,9 @@ impl Dispatcher {
         let tried = wanted.tried;
         let queued_behind = self.waiting_by_group[group.index()] > 0;
         let affinity = wanted.affinity(&self.memory, &self.ends);
-        let choice = self.router.pick(group, tried, affinity, &self.table, |_, row| row.believed_room());
+        let choice = self.router.pick(group, tried, affinity, &self.table, room(None));
         if let Some(choice) = choice {
-            self.router.note_request(group, choice.backend, &self.table, Row::believed_room);
+            self.router.note_request(group, choice.backend, &self.table, room(None));
             let row = self.table.row(choice.backend);
             if row.open() && (!queued_behind || !row.gated()) {
                 return Decision::Dispatch(self.place(now, choice.backend, choice.by, 0));
@@ -376,7 +385,8 @@ impl Dispatcher {
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
-        let algorithm = self.router.group(group).expect("groups with requests exist").algorithm;
+        let held = self.router.group(group).expect("groups with requests exist");
+        let (algorithm, fallback) = (held.algorithm, held.fallback());
         let at_home = owner.is_some() && got == owner;
         if let Some(asked) = choice.map(|choice| choice.backend) {
             self.table.row_mut(asked).asked -= 1;
@@ -385,19 +395,17 @@ impl Dispatcher {
             }
         }
         if let Some(got) = got.filter(|got| choice.is_none_or(|choice| choice.backend != *got)) {
-            // What had room when something was picked last has nothing to do with it.
-            self.router.forget_fit(group);
-            self.router.note_request(group, got, &self.table, Row::believed_room);
+            self.router.note_request(group, got, &self.table, room(self.home.as_ref()));
         }
         let by = match choice {
             Some(choice) if got == Some(choice.backend) => choice.by,
             Some(choice) => {
                 self.router.undo(group, choice);
-                algorithm.fallback()
+                fallback
             }
             // Whichever server had room first; a session's own is its own.
             None if at_home => algorithm,
-            None => algorithm.fallback(),
+            None => fallback,
         };
         Some((group, since, by))
     }
@@ -476,7 +484,8 @@ impl Dispatcher {
         }
     }
 
-    /// A message of another shard. `Connections` and `Socket` are not for the dispatcher and are ignored.
+    /// A message of another shard. `Connections`, `Socket` and those of the Stargate family are not for the
+    /// dispatcher and are ignored.
     pub fn handle_message(&mut self, now: Nanos, from: ShardId, message: Message) {
         match message {
             Message::Load { backend, load, changed } => {
@@ -519,6 +528,7 @@ impl Dispatcher {
             | Message::Adopt { .. } => {
                 self.message_at_home(now, from, message);
             }
+            Message::Live { .. } | Message::Since { .. } | Message::Sample { .. } => {}
             Message::Connections { .. } | Message::Socket { .. } => {}
         }
         self.note_full();
@@ -539,6 +549,8 @@ impl Dispatcher {
             Update::Catalog(catalog) => self.handle_catalog(now, catalog.clone()),
             Update::Health { backend, up } => self.handle_health(now, *backend, *up),
             Update::Forget { backend } => self.handle_restart(now, *backend),
+            // Told for trusted listeners' targets.
+            Update::RoundTrip { .. } | Update::Reported { .. } | Update::Scraped { .. } => {}
             Update::Ready(_) | Update::Phase(_) | Update::Report { .. } => {}
         }
     }

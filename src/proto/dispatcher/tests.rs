@@ -27,6 +27,7 @@ fn server(weight: f64, max_concurrency: u32) -> Server {
         kv_capacity_blocks: 1,
         api_key: None,
         models: Some(Vec::new()),
+        registered: false,
         removed: false,
     }
 }

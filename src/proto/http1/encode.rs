@@ -26,9 +26,49 @@ pub enum Credentials<'a> {
     Replace { authorization: Option<&'a [u8]>, x_api_key: Option<&'a [u8]> },
 }
 
+/// Whose rules say which fields go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Contract {
+    /// Callers are untrusted: what steers routing elsewhere goes no further.
+    #[default]
+    OpenAi,
+    /// The caller is a trusted gateway (the Stargate rules, section 4.3): only the fields listed there stay behind. The caller's
+    /// `traceparent` is replaced; its `tracestate` goes on where `tracestate` says so.
+    Stargate { tracestate: bool },
+}
+
+impl Contract {
+    /// Fields of a request that stay behind, as bits of their kinds.
+    const fn request_drop(self) -> u32 {
+        match self {
+            Contract::OpenAi => {
+                HOP_BY_HOP
+                    | FieldKind::Steering.bit()
+                    | FieldKind::Neighbourly.bit()
+                    | FieldKind::ClusterIdentity.bit()
+            }
+            Contract::Stargate { tracestate } => {
+                let state = if tracestate { 0 } else { FieldKind::TraceState.bit() };
+                STARGATE | FieldKind::TraceParent.bit() | state
+            }
+        }
+    }
+
+    /// As [`Contract::request_drop`], for a response.
+    const fn response_drop(self) -> u32 {
+        match self {
+            Contract::OpenAi => HOP_BY_HOP | FieldKind::RouterOwn.bit(),
+            Contract::Stargate { .. } => {
+                STARGATE | FieldKind::ServerIdentity.bit() | FieldKind::ClusterIdentity.bit()
+            }
+        }
+    }
+}
+
 /// What changes in a request on its way to a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestRewrite<'a> {
+    pub contract: Contract,
     /// Put before the path: empty, or `/…` without a `/` at its end.
     pub base_path: &'a [u8],
     /// Value of the Host field.
@@ -52,17 +92,36 @@ pub struct ResponseRewrite {
     pub keep_alive: bool,
     /// Minor version of the client's request, 0 or 1.
     pub client_minor: u8,
+    pub contract: Contract,
 }
 
 const HOP_BY_HOP: u32 = FieldKind::Connection.bit()
     | FieldKind::ContentLength.bit()
     | FieldKind::TransferEncoding.bit()
     | FieldKind::KeepAlive.bit()
+    | FieldKind::ProxyConnection.bit()
     | FieldKind::ProxyAny.bit()
     | FieldKind::Te.bit()
     | FieldKind::Trailer.bit()
     | FieldKind::Upgrade.bit()
     | FieldKind::Nominated.bit();
+
+/// What stays behind both ways in the Stargate contract. (`Content-Length` goes on in its place while it is true.)
+const STARGATE: u32 = FieldKind::Connection.bit()
+    | FieldKind::ContentLength.bit()
+    | FieldKind::TransferEncoding.bit()
+    | FieldKind::KeepAlive.bit()
+    | FieldKind::ProxyConnection.bit()
+    | FieldKind::Te.bit()
+    | FieldKind::Trailer.bit()
+    | FieldKind::Upgrade.bit()
+    | FieldKind::Host.bit()
+    | FieldKind::Neighbourly.bit();
+
+/// Whether the Content-Length of `head` goes on where it stands: it says what `framing` would say.
+fn keeps_length(contract: Contract, parsed: Framing, framing: Framing) -> bool {
+    contract != Contract::OpenAi && parsed == framing && matches!(framing, Framing::Length(_))
+}
 
 /// Appends the head of `head` for the server that `rewrite` describes. `buf` is the buffer `head` was parsed from.
 pub fn encode_request(out: &mut Vec<u8>, head: &RequestHead, buf: &[u8], rewrite: &RequestRewrite<'_>) {
@@ -86,7 +145,11 @@ pub fn encode_request(out: &mut Vec<u8>, head: &RequestHead, buf: &[u8], rewrite
     out.extend_from_slice(rewrite.host);
     out.extend_from_slice(b"\r\n");
 
-    let mut drop = HOP_BY_HOP | FieldKind::Host.bit() | FieldKind::Expect.bit();
+    let mut drop = rewrite.contract.request_drop() | FieldKind::Host.bit() | FieldKind::Expect.bit();
+    let keeps_length = keeps_length(rewrite.contract, head.framing, rewrite.framing);
+    if keeps_length {
+        drop &= !FieldKind::ContentLength.bit();
+    }
     if rewrite.credentials != Credentials::Keep {
         drop |= FieldKind::Authorization.bit() | FieldKind::XApiKey.bit();
     }
@@ -106,18 +169,21 @@ pub fn encode_request(out: &mut Vec<u8>, head: &RequestHead, buf: &[u8], rewrite
     }
     // Who says TE must name it in Connection too (RFC 9110 section 10.1.4).
     let mut te = head.fields().iter().filter(|f| f.kind == FieldKind::Te);
-    if let (Some(only), None) = (te.next(), te.next())
+    if rewrite.contract == Contract::OpenAi
+        && let (Some(only), None) = (te.next(), te.next())
         && only.value.of(buf).eq_ignore_ascii_case(b"trailers")
     {
         out.extend_from_slice(b"TE: trailers\r\nConnection: TE\r\n");
     }
-    push_framing(out, rewrite.framing);
+    if !keeps_length {
+        push_framing(out, rewrite.framing);
+    }
     out.extend_from_slice(rewrite.extra_lines);
     out.extend_from_slice(b"\r\n");
 }
 
 /// Appends the head of `head` for the client that `rewrite` describes, `extra_lines` (whole lines with their CRLF) at its
-/// end. `buf` is the buffer `head` was parsed from. Fields with the router's own prefix stay behind.
+/// end. `buf` is the buffer `head` was parsed from.
 pub fn encode_response(
     out: &mut Vec<u8>,
     head: &ResponseHead,
@@ -134,13 +200,16 @@ pub fn encode_response(
     out.extend_from_slice(head.reason.of(buf));
     out.extend_from_slice(b"\r\n");
 
-    let mut drop = HOP_BY_HOP | FieldKind::RouterOwn.bit();
+    let mut drop = rewrite.contract.response_drop();
     let describes = rewrite.framing == Framing::None && !head.is_interim() && head.status != 204;
-    if describes {
+    let keeps_length = keeps_length(rewrite.contract, head.framing, rewrite.framing);
+    if describes || keeps_length {
         drop &= !FieldKind::ContentLength.bit();
     }
     copy_kept(out, buf, head.fields(), head.head_len, drop);
-    push_framing(out, rewrite.framing);
+    if !keeps_length {
+        push_framing(out, rewrite.framing);
+    }
     if !head.is_interim() {
         if !rewrite.keep_alive {
             out.extend_from_slice(b"Connection: close\r\n");

@@ -52,7 +52,8 @@ pub enum FieldKind {
     Host,
     Expect,
     KeepAlive,
-    /// Any `Proxy-…` name but `Proxy-Status`, which is for the whole way (RFC 9209).
+    ProxyConnection,
+    /// Any other `Proxy-…` name but `Proxy-Status`, which is for the whole way (RFC 9209).
     ProxyAny,
     Te,
     Trailer,
@@ -61,6 +62,17 @@ pub enum FieldKind {
     ContentEncoding,
     Authorization,
     XApiKey,
+    TraceParent,
+    TraceState,
+    /// Tells a router of the Stargate contract where a request may go and how long it may wait: `x-model`, `x-priority` and their like,
+    /// and every `x-stargate-…` that is none of the kinds below.
+    Steering,
+    /// Said between such a router and its neighbours, for no one else: `x-routing-method`, `x-stargate-retryable` and their like.
+    Neighbourly,
+    /// `x-inference-server-id`, `x-inference-server-url`.
+    ServerIdentity,
+    /// `x-stargate-cluster-id`.
+    ClusterIdentity,
     /// Begins with the router's own header prefix.
     RouterOwn,
     /// Named by `Connection`: for this hop only.
@@ -90,15 +102,23 @@ pub struct Field {
 /// [`FieldKind::RouterOwn`].
 #[inline(always)]
 pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
+    if name[0] | 0x20 == b'x' {
+        // A family of its own: most of what begins so is known here, or is nobody's.
+        return match of_x(name) {
+            FieldKind::Other if has_prefix(name, router_prefix) => FieldKind::RouterOwn,
+            kind => kind,
+        };
+    }
     match name.len() {
         2 if is(name, b"te") => return FieldKind::Te,
         4 if is(name, b"host") => return FieldKind::Host,
         6 if is(name, b"expect") => return FieldKind::Expect,
         7 if is(name, b"trailer") => return FieldKind::Trailer,
         7 if is(name, b"upgrade") => return FieldKind::Upgrade,
-        9 if is(name, b"x-api-key") => return FieldKind::XApiKey,
         10 if is(name, b"connection") => return FieldKind::Connection,
         10 if is(name, b"keep-alive") => return FieldKind::KeepAlive,
+        10 if is(name, b"tracestate") => return FieldKind::TraceState,
+        11 if is(name, b"traceparent") => return FieldKind::TraceParent,
         12 if is(name, b"content-type") => return FieldKind::ContentType,
         12 if is(name, b"proxy-status") => return FieldKind::Other,
         13 if is(name, b"authorization") => return FieldKind::Authorization,
@@ -108,9 +128,43 @@ pub fn classify(name: &[u8], router_prefix: &[u8]) -> FieldKind {
         _ => {}
     }
     if name[0] | 0x20 == b'p' && name.len() > 6 && is(&name[..6], b"proxy-") {
-        return FieldKind::ProxyAny;
+        return if is(name, b"proxy-connection") { FieldKind::ProxyConnection } else { FieldKind::ProxyAny };
     }
     if has_prefix(name, router_prefix) { FieldKind::RouterOwn } else { FieldKind::Other }
+}
+
+/// The kind of a field whose name begins with `x` or `X`, the router's own aside.
+#[inline(always)]
+fn of_x(name: &[u8]) -> FieldKind {
+    // The letter behind `x-` leaves few.
+    match (name.get(2).map_or(0, |b| b | 0x20), name.len()) {
+        (b'a', 9) if is(name, b"x-api-key") => FieldKind::XApiKey,
+        (b'm', 7) if is(name, b"x-model") => FieldKind::Steering,
+        (b'm', 13) if is(name, b"x-max-wait-ms") => FieldKind::Steering,
+        (b'p', 10) if is(name, b"x-priority") => FieldKind::Steering,
+        (b'r', 13) if is(name, b"x-routing-key") => FieldKind::Steering,
+        (b'r', 16) if is(name, b"x-request-slo-ms") => FieldKind::Steering,
+        (b'r', 16) if is(name, b"x-routing-method") => FieldKind::Neighbourly,
+        (b'i', 14) if is(name, b"x-input-tokens") => FieldKind::Steering,
+        (b'i', 21) if is(name, b"x-inference-server-id") => FieldKind::ServerIdentity,
+        (b'i', 22) if is(name, b"x-inference-server-url") => FieldKind::ServerIdentity,
+        (b'c', 20) if is(name, b"x-cache-affinity-key") => FieldKind::Steering,
+        (b's', 12..) if is(&name[..11], b"x-stargate-") => of_stargate(&name[11..]),
+        _ => FieldKind::Other,
+    }
+}
+
+/// The kind of a field called `x-stargate-` and `rest`.
+fn of_stargate(rest: &[u8]) -> FieldKind {
+    match rest.len() {
+        9 if is(rest, b"retryable") => FieldKind::Neighbourly,
+        12 if is(rest, b"retry-reason") => FieldKind::Neighbourly,
+        14 if is(rest, b"retry-after-ms") => FieldKind::Neighbourly,
+        17 if is(rest, b"expected-queue-ms") => FieldKind::Neighbourly,
+        10 if is(rest, b"error-code") => FieldKind::Neighbourly,
+        10 if is(rest, b"cluster-id") => FieldKind::ClusterIdentity,
+        _ => FieldKind::Steering,
+    }
 }
 
 /// Bit 5 of each byte, which makes a capital a small letter.
@@ -170,11 +224,12 @@ pub(super) struct ConnectionWords {
     pub keep_alive: bool,
 }
 
-/// Reads every `Connection` field, all of which are in `places`, and marks what they nominate.
+/// Reads every `Connection` field, all of which are in `places`, and marks what they nominate, unless nominations are `void`.
 pub(super) fn apply_connection(
     buf: &[u8],
     places: Range<usize>,
     fields: &mut [Field],
+    void: bool,
 ) -> Result<ConnectionWords, &'static str> {
     let mut words = ConnectionWords::default();
     let mut names = 0;
@@ -201,18 +256,31 @@ pub(super) fn apply_connection(
                 if !word.iter().all(|&b| is_token_byte(b)) {
                     return Err("Connection: expected a comma-separated list of field names");
                 }
-                nominate(buf, fields, word);
+                if !void {
+                    nominate(buf, fields, word);
+                }
             }
         }
     }
     Ok(words)
 }
 
+/// The kinds that can be nominated.
+const OPEN: u32 = FieldKind::Other.bit()
+    | FieldKind::Authorization.bit()
+    | FieldKind::XApiKey.bit()
+    | FieldKind::TraceParent.bit()
+    | FieldKind::TraceState.bit()
+    | FieldKind::Steering.bit()
+    | FieldKind::Neighbourly.bit()
+    | FieldKind::ServerIdentity.bit()
+    | FieldKind::ClusterIdentity.bit();
+
 fn nominate(buf: &[u8], fields: &mut [Field], name: &[u8]) {
     for field in fields {
         // Framing, routing and content fields stay what they are, and so do the router's own: a gateway in front that
         // passes a client's nominations on must not lose the tier it has set. All hop-by-hop kinds are removed anyway.
-        let open = matches!(field.kind, FieldKind::Other | FieldKind::Authorization | FieldKind::XApiKey);
+        let open = OPEN & field.kind.bit() != 0;
         if open && field.name.of(buf).eq_ignore_ascii_case(name) {
             field.kind = FieldKind::Nominated;
         }
@@ -292,7 +360,34 @@ mod tests {
             ("content-length", FieldKind::ContentLength),
             ("content-encoding", FieldKind::ContentEncoding),
             ("transfer-encoding", FieldKind::TransferEncoding),
-            ("proxy-connection", FieldKind::ProxyAny),
+            ("proxy-connection", FieldKind::ProxyConnection),
+            ("traceparent", FieldKind::TraceParent),
+            ("tracestate", FieldKind::TraceState),
+            ("x-model", FieldKind::Steering),
+            ("x-priority", FieldKind::Steering),
+            ("x-routing-key", FieldKind::Steering),
+            ("x-max-wait-ms", FieldKind::Steering),
+            ("x-input-tokens", FieldKind::Steering),
+            ("x-request-slo-ms", FieldKind::Steering),
+            ("x-cache-affinity-key", FieldKind::Steering),
+            ("x-stargate-max-wait-ms", FieldKind::Steering),
+            ("x-stargate-last-cluster-id", FieldKind::Steering),
+            ("x-stargate-cluster-ix", FieldKind::Steering),
+            ("x-stargate-x", FieldKind::Steering),
+            ("x-routing-method", FieldKind::Neighbourly),
+            ("x-stargate-retryable", FieldKind::Neighbourly),
+            ("x-stargate-retry-reason", FieldKind::Neighbourly),
+            ("x-stargate-retry-after-ms", FieldKind::Neighbourly),
+            ("x-stargate-expected-queue-ms", FieldKind::Neighbourly),
+            ("x-stargate-error-code", FieldKind::Neighbourly),
+            ("x-stargate-cluster-id", FieldKind::ClusterIdentity),
+            ("x-inference-server-id", FieldKind::ServerIdentity),
+            ("x-inference-server-url", FieldKind::ServerIdentity),
+            ("x-stargate-", FieldKind::Other),
+            ("x-stargates-x", FieldKind::Other),
+            ("x-request-id", FieldKind::Other),
+            ("x-multi-turn-session-id", FieldKind::Other),
+            ("x", FieldKind::Other),
             ("proxy-authenticate", FieldKind::ProxyAny),
             ("proxy-authorization", FieldKind::ProxyAny),
             ("proxy-status", FieldKind::Other),
@@ -346,6 +441,26 @@ mod tests {
         check(b"content-encoding");
         check(b"transfer-encoding");
         check(b"text/event-stream");
+        check(b"proxy-connection");
+        check(b"tracestate");
+        check(b"traceparent");
+        check(b"x-model");
+        check(b"x-priority");
+        check(b"x-routing-key");
+        check(b"x-max-wait-ms");
+        check(b"x-input-tokens");
+        check(b"x-request-slo-ms");
+        check(b"x-routing-method");
+        check(b"x-cache-affinity-key");
+        check(b"x-inference-server-id");
+        check(b"x-inference-server-url");
+        check(b"x-stargate-");
+        check(b"retryable");
+        check(b"retry-reason");
+        check(b"retry-after-ms");
+        check(b"expected-queue-ms");
+        check(b"error-code");
+        check(b"cluster-id");
     }
 
     #[test]

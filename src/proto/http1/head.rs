@@ -275,7 +275,7 @@ fn read_request(
     take_target(line.method.of(buf), line.target.of(buf), head)?;
     let mut seen = Seen::default();
     head.head_len = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields, &mut seen)?;
-    Ok(finish_request(buf, &seen, head)?)
+    Ok(finish_request(buf, &seen, limits.nominations_void, head)?)
 }
 
 /// Parses the response head at the start of `buf`, the answer to a request with `method` (an interim response is a head
@@ -321,7 +321,7 @@ fn read_response(
     head.reason = line.reason;
     let mut seen = Seen::default();
     head.head_len = lines::field_lines(buf, line.end, &limits.router_prefix, &mut head.fields, &mut seen)?;
-    finish_response(buf, &seen, method, head).map_err(Fault::Bad)
+    finish_response(buf, &seen, limits.nominations_void, method, head).map_err(Fault::Bad)
 }
 
 /// Tells the target's form and finds its parts.
@@ -361,8 +361,13 @@ fn is_authority(host: &[u8]) -> bool {
 }
 
 /// What the fields say together: framing, connection, Host, Expect.
-fn finish_request(buf: &[u8], seen: &Seen, head: &mut RequestHead) -> Result<(), &'static str> {
-    let words = connection(buf, seen, &mut head.fields)?;
+fn finish_request(
+    buf: &[u8],
+    seen: &Seen,
+    nominations_void: bool,
+    head: &mut RequestHead,
+) -> Result<(), &'static str> {
+    let words = connection(buf, seen, nominations_void, &mut head.fields)?;
     head.framing = framing::request_framing(buf, head.minor, seen, &head.fields)?;
     head.keep_alive = keep_alive(head.minor, words);
     head.content_type = seen.first(FieldKind::ContentType, &head.fields);
@@ -391,10 +396,11 @@ fn finish_request(buf: &[u8], seen: &Seen, head: &mut RequestHead) -> Result<(),
 fn finish_response(
     buf: &[u8],
     seen: &Seen,
+    nominations_void: bool,
     method: Method,
     head: &mut ResponseHead,
 ) -> Result<(), &'static str> {
-    let words = connection(buf, seen, &mut head.fields)?;
+    let words = connection(buf, seen, nominations_void, &mut head.fields)?;
     let framed = framing::response_framing(buf, head.minor, head.status, method, seen, &head.fields)?;
     head.framing = framed.framing;
     head.keep_alive = framed.reusable && keep_alive(head.minor, words);
@@ -414,11 +420,16 @@ fn is_event_stream(content_type: &[u8]) -> bool {
 
 /// Reads `Connection`, if there is one. What it nominates is in `fields` afterwards, and never of a kind that is asked of
 /// `seen`.
-fn connection(buf: &[u8], seen: &Seen, fields: &mut [Field]) -> Result<field::ConnectionWords, &'static str> {
+fn connection(
+    buf: &[u8],
+    seen: &Seen,
+    nominations_void: bool,
+    fields: &mut [Field],
+) -> Result<field::ConnectionWords, &'static str> {
     if !seen.has(FieldKind::Connection) {
         return Ok(field::ConnectionWords::default());
     }
-    field::apply_connection(buf, seen.places(FieldKind::Connection, fields), fields)
+    field::apply_connection(buf, seen.places(FieldKind::Connection, fields), fields, nominations_void)
 }
 
 /// RFC 9112 section 9.3: 1.1 stays unless it says close, 1.0 goes unless it says keep-alive.

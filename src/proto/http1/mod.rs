@@ -24,7 +24,7 @@ pub mod scan;
 
 pub use chunked::{ChunkError, ChunkedDecoder};
 pub use encode::{
-    Credentials, LAST_CHUNK, RequestRewrite, ResponseRewrite, encode_request, encode_response,
+    Contract, Credentials, LAST_CHUNK, RequestRewrite, ResponseRewrite, encode_request, encode_response,
     push_chunk_header, push_last_chunk,
 };
 pub use field::{Field, FieldKind, Span};

@@ -31,6 +31,8 @@ pub struct HeadLimits {
     pub target_bytes_max: u32,
     /// Such as `X-Lifeboat-`; empty: no field is [`super::FieldKind::RouterOwn`].
     pub router_prefix: Box<[u8]>,
+    /// Fields that `Connection` nominates go on all the same, as the Stargate contract has it.
+    pub nominations_void: bool,
 }
 
 impl HeadLimits {
@@ -40,6 +42,7 @@ impl HeadLimits {
             head_bytes_max,
             target_bytes_max: TARGET_BYTES_MAX as u32,
             router_prefix: router_prefix.into(),
+            nominations_void: false,
         }
     }
 }

@@ -18,14 +18,17 @@
 //!    tokens waiting there included ([`TOKENS_PER_REQUEST`] count as a request in flight). The wheel does not move.
 //! 2. Where all candidates match usefully and none is worth its price, a head that all hold says nothing about where: the one
 //!    in the window with the least load, as above.
-//! 3. Else [`super::weighted_round_robin`] over all candidates.
+//! 3. Else [`super::weighted_round_robin`] over all candidates, or [`super::least_busy`] where the pool's `miss` says so.
 //!
-//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: the candidates' loads are
-//! summed up once; beyond that O(servers that match as well as the one chosen). No allocation.
+//! Tie-break: the furthest below its share, then the group's order. State: wheel and balance. Cost: O(servers that
+//! match as well as the one chosen), about 200 instructions each (`benches/decision.rs`, `head_*`); what all candidates' loads
+//! come to is given. No allocation.
 //! *Source*: the Lifeboat rules, section 5; the prices, by sweeps over recorded traffic (`perf/replay`), each on a plateau; the
 //! caps, by requests over the wire too (`tests/field_routing.rs`): in that traffic pools are seldom idle and ends of prompts seldom seen.
 
-use super::balance::Balance;
+use std::ops::ControlFlow;
+
+use super::balance::{Balance, Deviation, Standing};
 use super::policy::Candidate;
 use crate::proto::backend::catalog::KvRules;
 
@@ -51,7 +54,7 @@ const BUSY_PRICE: f64 = 1.25;
 /// … and, for what does not go on where an earlier prompt ended, this many times the blocks to be computed.
 const IMMUNITY: f64 = 12.0;
 /// Prompt tokens waiting to be computed that weigh as much as one request in flight.
-const TOKENS_PER_REQUEST: f64 = 8192.0;
+pub(super) const TOKENS_PER_REQUEST: u32 = 4096;
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -74,19 +77,6 @@ pub struct Loads {
 }
 
 impl Loads {
-    /// Of candidates of one weight, given as requests in flight. `None`: there are none.
-    #[inline]
-    pub fn of_equals(weight: u64, candidates: impl Iterator<Item = u32>) -> Option<Loads> {
-        let (mut count, mut sum, mut least) = (0, 0u64, u32::MAX);
-        for in_flight in candidates {
-            count += 1;
-            sum += u64::from(in_flight);
-            least = least.min(in_flight);
-        }
-        let mean = sum as f64 / count as f64;
-        (count > 0).then_some(Loads { count, weight_mean: weight as f64, least: least.into(), mean })
-    }
-
     /// Of candidates given as weight and requests in flight; two passes. `None`: there are none.
     pub fn of(candidates: impl Iterator<Item = (u64, u32)> + Clone) -> Option<Loads> {
         let (count, weights) = candidates.clone().fold((0, 0), |(n, sum), (weight, _)| (n + 1, sum + weight));
@@ -110,28 +100,34 @@ impl KvAware<'_> {
         let holders = holders.take_while(|holder| holder.matched >= useful);
         let slack = self.rules.affinity_slack_abs.max(self.rules.affinity_slack_rel * loads.least);
         let prompt_blocks = self.balance.prompt_blocks();
-        let scene = Scene { policy: self, loads, slack, useful: useful.into(), prompt_blocks };
+        let scene = Scene {
+            loads,
+            standing: self.balance.standing(),
+            blocks: self.blocks,
+            slack,
+            useful: useful.into(),
+            prompt_blocks,
+            share_price_max: BUSY_PRICE * prompt_blocks * loads.mean,
+            share_free_requests: SHARE_FREE_REQUESTS * loads.mean.min(1.0),
+        };
         let mut best: Option<(f64, Candidate)> = None;
         let mut level = Level::default();
-        for holder in holders.clone() {
+        // Not a loop: of chained iterators only the whole is quick.
+        let outcome = holders.clone().try_for_each(|holder| {
             if holder.matched != level.matched {
                 level.close(&mut best);
                 // Nothing is worth more than its blocks.
                 if best.is_some_and(|(most, _)| most >= holder.matched.into()) {
-                    return best.map(|(_, chosen)| chosen);
+                    return ControlFlow::Break(());
                 }
                 level = Level { matched: holder.matched, ..Level::default() };
             }
-            let load = scene.load(&holder);
-            if load <= loads.least + slack {
-                let worth = scene.worth(&holder);
-                if worth >= scene.useful {
-                    let net = worth - scene.load_price(load);
-                    level.take(net, net >= scene.useful, scene.key(load, &holder), holder);
-                }
-            }
+            scene.look(&mut level, &holder);
+            ControlFlow::Continue(())
+        });
+        if outcome.is_continue() {
+            level.close(&mut best);
         }
-        level.close(&mut best);
         if let Some((_, chosen)) = best {
             return Some(chosen);
         }
@@ -139,12 +135,13 @@ impl KvAware<'_> {
         if holders.clone().count() < loads.count {
             return None;
         }
-        for holder in holders {
+        holders.for_each(|holder| {
             let load = scene.load(&holder);
             if load <= loads.least + slack {
-                level.take(0.0, true, scene.key(load, &holder), holder);
+                let deviation = scene.standing.of(holder.slot);
+                level.take(0.0, true, scene.key(load, &holder, &deviation), holder);
             }
-        }
+        });
         level.close(&mut best);
         best.map(|(_, chosen)| chosen)
     }
@@ -185,61 +182,96 @@ impl Level {
 
 /// What the candidates have in common.
 struct Scene<'a> {
-    policy: &'a KvAware<'a>,
     loads: &'a Loads,
+    standing: Standing<'a>,
+    /// Full blocks of the prompt.
+    blocks: u32,
     slack: f64,
     useful: f64,
     /// Of the mean prompt.
     prompt_blocks: f64,
+    /// The share's price for what goes on where an earlier prompt ended.
+    share_price_max: f64,
+    /// So far above its share costs nothing, in requests.
+    share_free_requests: f64,
 }
 
 impl Scene<'_> {
-    /// Per weight, with weights scaled to mean 1.
-    fn per_weight(&self, amount: f64, candidate: &Candidate) -> f64 {
-        amount * self.loads.weight_mean / candidate.weight as f64
+    /// One of the servers of a level.
+    #[inline]
+    fn look(&self, level: &mut Level, holder: &Candidate) {
+        let load = self.load(holder);
+        if load > self.loads.least + self.slack {
+            return;
+        }
+        // It cannot be the level's choice, and were it within its share, it would be worth no more than another: nearly all, where
+        // many hold the same head.
+        if let (Some((least, _)), Some(net)) = (level.least_busy, level.net)
+            && load >= least.0
+            && f64::from(holder.matched) - self.load_price(load) <= net
+            && (load > least.0 || self.standing.requests(holder.slot) >= least.1)
+        {
+            return;
+        }
+        let deviation = self.standing.of(holder.slot);
+        let worth = self.worth(holder, &deviation);
+        if worth >= self.useful {
+            let net = worth - self.load_price(load);
+            level.take(net, net >= self.useful, self.key(load, holder, &deviation), *holder);
+        }
     }
 
+    /// Per weight, with weights scaled to mean 1.
+    #[inline]
+    fn per_weight(&self, amount: f64, candidate: &Candidate) -> f64 {
+        let weight = candidate.weight as f64;
+        // Where all weigh the same there is nothing to scale.
+        if weight == self.loads.weight_mean { amount } else { amount * self.loads.weight_mean / weight }
+    }
+
+    #[inline]
     fn load(&self, candidate: &Candidate) -> f64 {
         self.per_weight(candidate.in_flight.into(), candidate)
     }
 
     /// What the match is worth, its load's price aside.
-    fn worth(&self, candidate: &Candidate) -> f64 {
-        let idle = if candidate.continues { 0.0 } else { IMMUNITY * self.computed(candidate) };
-        let most = idle + BUSY_PRICE * self.prompt_blocks * self.loads.mean;
-        f64::from(candidate.matched) - self.share_price(candidate).min(most)
+    #[inline]
+    fn worth(&self, candidate: &Candidate, deviation: &Deviation) -> f64 {
+        let computed = self.blocks.saturating_sub(candidate.matched).into();
+        let idle = if candidate.continues { 0.0 } else { IMMUNITY * computed };
+        let price = self.share_price(candidate, computed, deviation);
+        f64::from(candidate.matched) - price.min(idle + self.share_price_max)
     }
 
-    /// Blocks that are to be computed there.
-    fn computed(&self, candidate: &Candidate) -> f64 {
-        self.policy.blocks.saturating_sub(candidate.matched).into()
-    }
-
-    fn share_price(&self, candidate: &Candidate) -> f64 {
-        let computed = self.computed(candidate);
-        let part = if candidate.continues { computed / f64::from(self.policy.blocks.max(1)) } else { 1.0 };
-        let deviation = self.policy.balance.of(candidate.slot);
+    /// `computed`: blocks that are to be computed there.
+    #[inline]
+    fn share_price(&self, candidate: &Candidate, computed: f64, deviation: &Deviation) -> f64 {
         let fair = deviation.requests_fair;
         // At first nobody has a share to speak of, and what has nothing but a head in common can go anywhere.
         let known = if candidate.continues { 1.0 } else { fair / (fair + SHARE_PRIOR) };
-        let free = SHARE_FREE * fair + SHARE_FREE_REQUESTS * self.loads.mean.min(1.0) * known;
-        let over = (deviation.requests - free).max(0.0);
-        let price = SHARE_PRICE * self.prompt_blocks * part;
-        let requests = price * over / (deviation.requests_fair + SHARE_PRIOR);
-        let over = (deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS).max(0.0);
-        let work = WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);
-        requests + work
+        let over = deviation.requests - (SHARE_FREE * fair + self.share_free_requests * known);
+        let mut price = 0.0;
+        if over > 0.0 {
+            let part = if candidate.continues { computed / f64::from(self.blocks.max(1)) } else { 1.0 };
+            price += SHARE_PRICE * self.prompt_blocks * part * over / (fair + SHARE_PRIOR);
+        }
+        let over = deviation.work - WORK_FREE * deviation.work_fair - WORK_FREE_TOKENS;
+        if over > 0.0 {
+            price += WORK_PRICE * computed * over / deviation.work_fair.max(WORK_FAIR_TOKENS_MIN);
+        }
+        price
     }
 
+    #[inline]
     fn load_price(&self, load: f64) -> f64 {
         let above = load - self.loads.least;
         if above > 0.0 { LOAD_PRICE * self.prompt_blocks * above / self.slack } else { 0.0 }
     }
 
-    fn key(&self, load: f64, candidate: &Candidate) -> Key {
-        let waiting = candidate.prefill_tokens as f64 / TOKENS_PER_REQUEST;
-        let over = self.policy.balance.of(candidate.slot).requests;
-        (load + self.per_weight(waiting, candidate), over)
+    #[inline]
+    fn key(&self, load: f64, candidate: &Candidate, deviation: &Deviation) -> Key {
+        let waiting = candidate.prefill_tokens as f64 / f64::from(TOKENS_PER_REQUEST);
+        (load + self.per_weight(waiting, candidate), deviation.requests)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::proto::backend::catalog::Algorithm;
 pub struct LeastConnections;
 
 impl Policy for LeastConnections {
-    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
+    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate]) -> Choice {
         let compare = |a: &Candidate, b: &Candidate| {
             let (a_cross, b_cross) = (
                 u128::from(a.in_flight) * u128::from(b.weight),
@@ -36,8 +36,7 @@ impl Policy for LeastConnections {
                 ties += 1;
             }
         }
-        let whole = whole && ties == candidates.len();
-        let chosen = candidates[wheel.turn(&candidates[..ties], whole)];
+        let chosen = candidates[wheel.turn_among(&candidates[..ties])];
         Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::LeastConnections }
     }
 }

@@ -1,13 +1,17 @@
 //! Which server gets a request, and why.
 //!
 //! [`router`] knows the candidates of each group and shows the eligible ones with room to the pool's algorithm; each
-//! algorithm ([`policy::Policy`]) is one file. [`wheel`] is the smooth wheel that they share.
+//! algorithm ([`policy::Policy`]) is one file. [`wheel`] is the smooth wheel that they share, [`roster`] who has
+//! room and how busy all are, [`tournament`] what both rank servers with.
 
 pub mod balance;
 pub mod kv_aware;
+pub mod least_busy;
 pub mod least_connections;
 pub mod policy;
+pub mod roster;
 pub mod router;
 pub mod sticky_session;
+pub mod tournament;
 pub mod weighted_round_robin;
 pub mod wheel;

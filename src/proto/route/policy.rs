@@ -49,7 +49,6 @@ pub struct Choice {
 
 /// A load-balancing algorithm. Without state of its own: what it remembers is the group's wheel.
 pub trait Policy {
-    /// One of `candidates`, which are never empty and in the group's order. `whole`: they are all the servers on the wheel.
-    /// May reorder them. O(candidates), no allocation.
-    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice;
+    /// One of `candidates`, which are never empty and in the group's order. May reorder them. O(candidates), no allocation.
+    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate]) -> Choice;
 }

@@ -5,20 +5,31 @@
 //! judged here, from what is true now, and not only when a bench is set). The algorithm sees the live candidates with room
 //! that the request has not tried.
 //!
-//! *Invariant*: `live` holds exactly the slots that the group's wheel carries, in the group's order.
-//! *Bound and cost*: a pick is O(live candidates), without allocation or hashing; a change of health or catalog is O(groups of
-//! the server × their candidates).
+//! Where all that a decision leaves out is servers without room, it looks at none of the others: wheel, balance and roster of a
+//! kv-aware or weighted round-robin group know who has room and who is least busy. Each group catches up with the table's
+//! changes when it is next asked, so that a change costs nothing where nobody asks.
+//!
+//! *Invariant*: `live` holds exactly the slots that the group's wheel carries, in the group's order. What a group has caught up with
+//! is what a look at every row would find (debug builds look).
+//! *Bound and cost*: no allocation, no hashing. In kv-aware and weighted round-robin groups a pick is O(servers that hold as much
+//! of the prompt as the one chosen + log candidates + distinct weights), and O(log candidates) for each server that changed since
+//! the last pick, at most O(candidates) in all. For least-connections, sticky-session and misses to the least busy, and for a request that has been to other
+//! servers, it is O(live candidates). A change of health or catalog is O(groups of the server × their candidates × distinct weights).
 //! *Source*: the Lifeboat rules, sections 2 to 4 and 9.
+
+use std::cell::Cell;
 
 use super::balance::{Balance, Takers};
 use super::kv_aware::{KvAware, Loads};
+use super::least_busy::LeastBusy;
 use super::least_connections::LeastConnections;
 use super::policy::{Affinity, Candidate, Choice, Policy};
+use super::roster::Roster;
 use super::sticky_session::{Member, StickySession, hash_name, owner};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
-use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules};
+use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules, Miss};
 use crate::proto::backend::table::{BackendTable, Row};
 use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
 use crate::proto::message::{Sent, Tried};
@@ -34,14 +45,13 @@ pub struct RouteGroup {
     members: Vec<Member>,
     /// Slots of the live candidates.
     live: Vec<u16>,
-    /// Who they are, and the weight that all of them have, if they do: so that a look at their loads is one pass.
-    live_ids: Vec<BackendId>,
-    live_weight: Option<u64>,
     wheel: Wheel,
     /// In kv-aware pools.
     balance: Balance,
-    /// All live servers could have taken the request that was placed last.
-    all_fit: bool,
+    /// In kv-aware and weighted round-robin pools, as the table was at `seen`.
+    roster: Roster,
+    /// The table's count of changes; `None`: all is to be looked at.
+    seen: Option<u64>,
     /// Steps the wheel still has to start further, once something is on it.
     phase: u32,
     /// What this shard sent, by slot.
@@ -59,42 +69,97 @@ impl RouteGroup {
     pub fn live(&self) -> impl Iterator<Item = BackendId> {
         self.live.iter().map(|slot| self.candidates[*slot as usize])
     }
+    /// What places a request for which the group's algorithm has no preference, or one that cannot be followed.
+    pub fn fallback(&self) -> Algorithm {
+        match (self.algorithm, self.kv.miss) {
+            (Algorithm::KvAware, Miss::LeastBusy) => Algorithm::LeastBusy,
+            (own, _) => own.fallback(),
+        }
+    }
     /// O(candidates): off the request path only.
     fn slot(&self, id: BackendId) -> Option<u16> {
         self.candidates.iter().position(|c| *c == id).map(|slot| slot as u16)
     }
 
-    fn refresh(&mut self, now: Nanos, table: &BackendTable, shown: &mut Vec<Candidate>) {
+    fn refresh(&mut self, now: Nanos, table: &BackendTable, weights: &mut Vec<u64>) {
         self.live.clear();
         let slots = || (0..).zip(self.candidates.iter().map(|id| table.row(*id)));
         self.live.extend(slots().filter(|(_, row)| row.eligible(now)).map(|(slot, _)| slot));
         if self.live.is_empty() {
             self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
         }
-        self.live_ids.clear();
-        self.live_ids.extend(self.live.iter().map(|slot| self.candidates[*slot as usize]));
-        let mut live_weights = self.live_ids.iter().map(|id| table.row(*id).weight);
-        self.live_weight = live_weights.next().filter(|first| live_weights.all(|weight| weight == *first));
-        let weights = || {
-            let mut live = self.live.iter().peekable();
-            (0..).zip(&self.candidates).map(move |(slot, id): (u16, _)| {
-                if live.next_if(|l| **l == slot).is_some() { table.row(*id).weight } else { 0 }
-            })
-        };
-        self.wheel.set_weights(weights());
-        self.balance.set_weights(weights());
-        if !self.live.is_empty() && self.phase > 0 {
-            shown.clear();
-            shown.extend(self.live.iter().map(|slot| self.candidate(*slot, table)));
+        weights.clear();
+        weights.resize(self.candidates.len(), 0);
+        for slot in &self.live {
+            weights[*slot as usize] = table.row(self.candidates[*slot as usize]).weight;
+        }
+        self.wheel.set_weights(weights);
+        self.balance.set_weights(weights);
+        self.roster.set_weights(weights);
+        self.seen = None;
+        if !self.live.is_empty() {
             for _ in 0..std::mem::take(&mut self.phase) {
-                self.wheel.turn(shown, true);
+                self.wheel.turn();
             }
         }
     }
 
-    fn candidate(&self, slot: u16, table: &BackendTable) -> Candidate {
-        let backend = self.candidates[slot as usize];
-        candidate(backend, slot, table.row(backend))
+    /// Whether decisions look at `roster`.
+    fn is_kept(&self) -> bool {
+        self.algorithm.fallback() == Algorithm::WeightedRoundRobin
+    }
+
+    /// Takes over what changed in the table since it was last looked at. `groups_of`: the groups of each server, with its slot.
+    #[inline]
+    fn catch_up(
+        &mut self,
+        id: GroupId,
+        table: &BackendTable,
+        groups_of: &[Vec<(GroupId, u16)>],
+        room: &impl Fn(BackendId, &Row) -> bool,
+    ) {
+        let changes = match self.seen {
+            // A look at all is cheaper than one at as many changes.
+            Some(seen) if table.change_count() - seen <= self.live.len() as u64 => table.changes_since(seen),
+            _ => None,
+        };
+        match changes {
+            Some(changes) => {
+                for backend in changes {
+                    if let Some(slot) = slot_in(groups_of, id, backend) {
+                        self.see(slot, backend, table.row(backend), room);
+                    }
+                }
+            }
+            None => {
+                for i in 0..self.live.len() {
+                    let slot = self.live[i];
+                    let backend = self.candidates[slot as usize];
+                    self.see(slot, backend, table.row(backend), room);
+                }
+                // All of them are read.
+                table.changes_since(table.change_count());
+            }
+        }
+        self.seen = Some(table.change_count());
+        debug_assert!(self.live.iter().all(|slot| {
+            let backend = self.candidates[*slot as usize];
+            let row = table.row(backend);
+            self.roster.entry(*slot) == (row.load(), room(backend, row))
+        }));
+    }
+
+    /// One server as it is now.
+    #[inline]
+    fn see(&mut self, slot: u16, id: BackendId, row: &Row, room: &impl Fn(BackendId, &Row) -> bool) {
+        if !self.wheel.carries(slot) {
+            return;
+        }
+        let has_room = room(id, row);
+        if self.roster.set(slot, row.weight, row.load(), has_room) {
+            self.wheel.show(slot, has_room);
+            self.balance.set_room(slot, has_room);
+        }
     }
 }
 
@@ -108,8 +173,9 @@ pub struct Router {
     groups_of: Vec<Vec<(GroupId, u16)>>,
     /// Figures that peers lack.
     changes: Vec<(GroupId, u16)>,
-    /// What is shown to the algorithm; kept for its memory.
+    /// What is shown to the algorithm, and weights by slot; kept for their memory.
     shown: Vec<Candidate>,
+    weights: Vec<u64>,
 }
 
 impl Router {
@@ -122,6 +188,7 @@ impl Router {
             groups_of: Vec::new(),
             changes: Vec::new(),
             shown: Vec::new(),
+            weights: Vec::new(),
         }
     }
 
@@ -144,8 +211,7 @@ impl Router {
     }
     /// The place of a server in a group. O(log of the server's groups).
     fn slot_of(&self, group: GroupId, id: BackendId) -> Option<u16> {
-        let groups = self.groups_of(id);
-        groups.binary_search_by_key(&group, |(g, _)| *g).ok().map(|i| groups[i].1)
+        slot_in(&self.groups_of, group, id)
     }
     /// Whether that server is a live candidate of that group.
     pub fn is_live(&self, group: GroupId, id: BackendId) -> bool {
@@ -181,11 +247,10 @@ impl Router {
                 kv,
                 members,
                 live: Vec::with_capacity(slots),
-                live_ids: Vec::with_capacity(slots),
-                live_weight: None,
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
-                all_fit: false,
+                roster: Roster::new(slots),
+                seen: None,
                 phase: self.phase,
                 sent: vec![Sent::default(); slots],
                 heard: vec![Sent::default(); slots * self.shards],
@@ -216,14 +281,14 @@ impl Router {
             }
         }
         for group in &mut self.groups {
-            group.refresh(now, table, &mut self.shown);
+            group.refresh(now, table, &mut self.weights);
         }
     }
 
     /// Finds out again who is live in the groups of one server.
     pub fn refresh(&mut self, now: Nanos, id: BackendId, table: &BackendTable) {
         for (group, _) in self.groups_of.get(id.index()).map_or(&[][..], Vec::as_slice) {
-            self.groups[group.index()].refresh(now, table, &mut self.shown);
+            self.groups[group.index()].refresh(now, table, &mut self.weights);
         }
     }
 
@@ -233,8 +298,8 @@ impl Router {
         if tried.is_empty() { group.has_live() } else { group.live().any(|id| !tried.contains(id)) }
     }
 
-    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds. Turns the wheel
-    /// unless an affinity decides.
+    /// The algorithm's choice among the live candidates that were not tried and for which `room` holds, a rule that must be the
+    /// same in all calls. Turns the wheel unless an affinity decides.
     pub fn pick(
         &mut self,
         group: GroupId,
@@ -243,12 +308,66 @@ impl Router {
         table: &BackendTable,
         room: impl Fn(BackendId, &Row) -> bool,
     ) -> Option<Choice> {
-        let fits = |backend, row: &Row| room(backend, row) && (tried.is_empty() || !tried.contains(backend));
-        if let Some(choice) = self.follow_match(group, affinity, table, fits) {
+        let choice = if tried.is_empty() && self.groups[group.index()].is_kept() {
+            self.pick_of_all(group, affinity, table, room)
+        } else {
+            let fits = |id, row: &Row| !tried.contains(id) && room(id, row);
+            self.pick_of_some(group, affinity, table, fits)
+        };
+        if let Some(choice) = choice.filter(|choice| choice.turned) {
+            self.count(group, choice.slot, 1);
+        }
+        choice
+    }
+
+    /// Of all that have room, in a kv-aware or weighted round-robin group.
+    fn pick_of_all(
+        &mut self,
+        group: GroupId,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        room: impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &mut self.groups[group.index()];
+        held.catch_up(group, table, &self.groups_of, &room);
+        let with_room = held.roster.count();
+        if with_room == 0 {
+            return None;
+        }
+        let held = &self.groups[group.index()];
+        let fits = |slot, _, _: &Row| held.roster.has_room(slot);
+        if let Some(choice) = self.follow_match(group, affinity, table, || held.roster.loads(), fits) {
             return Some(choice);
         }
         let held = &mut self.groups[group.index()];
+        if held.fallback() == Algorithm::LeastBusy {
+            let with_room = held.live.iter().filter(|slot| held.roster.has_room(**slot));
+            self.shown.clear();
+            self.shown.extend(with_room.map(|slot| {
+                let backend = held.candidates[*slot as usize];
+                candidate(backend, *slot, table.row(backend))
+            }));
+            return Some(LeastBusy { balance: &held.balance }.choose(&mut held.wheel, &mut self.shown));
+        }
+        let slot = held.wheel.turn();
+        Some(Choice {
+            backend: held.candidates[slot as usize],
+            slot,
+            turned: with_room > 1,
+            by: Algorithm::WeightedRoundRobin,
+        })
+    }
+
+    /// Of those that `fits` holds for, looking at all.
+    fn pick_of_some(
+        &mut self,
+        group: GroupId,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        fits: impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
         self.shown.clear();
+        let held = &self.groups[group.index()];
         for slot in &held.live {
             let backend = held.candidates[*slot as usize];
             let row = table.row(backend);
@@ -259,33 +378,35 @@ impl Router {
         if self.shown.is_empty() {
             return None;
         }
-        let whole = self.shown.len() == held.live.len();
-        held.all_fit = whole;
+        let loads = || Loads::of(self.shown.iter().map(|shown| (shown.weight, shown.in_flight)));
+        let fits = |slot, id, row: &Row| held.wheel.carries(slot) && fits(id, row);
+        if let Some(choice) = self.follow_match(group, affinity, table, loads, fits) {
+            return Some(choice);
+        }
+        let held = &mut self.groups[group.index()];
+        // A kv-aware group comes here when no match is followed.
+        let by = if held.algorithm == Algorithm::KvAware { held.fallback() } else { held.algorithm };
         let (wheel, shown) = (&mut held.wheel, &mut self.shown[..]);
-        let choice = match held.algorithm {
-            // A kv-aware group comes here when no match is followed.
-            Algorithm::WeightedRoundRobin | Algorithm::KvAware => {
-                WeightedRoundRobin.choose(wheel, shown, whole)
-            }
-            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown, whole),
+        Some(match by {
+            Algorithm::LeastBusy => LeastBusy { balance: &held.balance }.choose(wheel, shown),
+            Algorithm::WeightedRoundRobin | Algorithm::KvAware => WeightedRoundRobin.choose(wheel, shown),
+            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown),
             Algorithm::StickySession => {
                 let sticky = StickySession { key: affinity.session, members: &held.members };
-                sticky.choose(wheel, shown, whole)
+                sticky.choose(wheel, shown)
             }
-        };
-        if choice.turned {
-            self.count(group, choice.slot, 1);
-        }
-        Some(choice)
+        })
     }
 
-    /// In a kv-aware group: the server whose match is followed, if any.
+    /// In a kv-aware group: the server whose match is followed, if any. `fits`: whether a server, given by slot, name and row, is one of
+    /// those whose `loads` are given.
     fn follow_match(
-        &mut self,
+        &self,
         group: GroupId,
         affinity: Affinity<'_>,
         table: &BackendTable,
-        fits: impl Fn(BackendId, &Row) -> bool,
+        loads: impl FnOnce() -> Option<Loads>,
+        fits: impl Fn(u16, BackendId, &Row) -> bool,
     ) -> Option<Choice> {
         let held = &self.groups[group.index()];
         if affinity.blocks.is_empty() || held.algorithm != Algorithm::KvAware {
@@ -293,27 +414,26 @@ impl Router {
         }
         let matches = affinity.memory.matches(held.pool);
         matches.clone().next().filter(|best| best.blocks >= held.kv.min_match_blocks)?;
-        let rows = held.live_ids.iter().map(|id| (*id, table.row(*id)));
-        let fitting = rows.filter(|(id, row)| fits(*id, row)).map(|(_, row)| row);
-        let in_flight = |row: &Row| row.total() + row.asked;
-        let loads = match held.live_weight {
-            Some(weight) => Loads::of_equals(weight, fitting.map(in_flight))?,
-            None => Loads::of(fitting.map(|row| (row.weight, in_flight(row))))?,
+        // Of the last length that was asked about: many servers may match as long.
+        let end = Cell::new((0, false));
+        let continues = |blocks: u32| {
+            if end.get().0 != blocks {
+                end.set((blocks, affinity.ends.contains(affinity.blocks[blocks as usize - 1])));
+            }
+            end.get().1
         };
         let holders = matches.filter_map(|found| {
-            let slot = self.slot_of(group, found.backend).filter(|slot| held.wheel.carries(*slot))?;
+            let slot = self.slot_of(group, found.backend)?;
             let row = table.row(found.backend);
-            fits(found.backend, row).then(|| Candidate {
+            fits(slot, found.backend, row).then(|| Candidate {
                 matched: found.blocks,
-                continues: affinity.ends.contains(affinity.blocks[found.blocks as usize - 1]),
+                continues: continues(found.blocks),
                 ..candidate(found.backend, slot, row)
             })
         });
         let policy =
             KvAware { rules: &held.kv, balance: &held.balance, blocks: affinity.blocks.len() as u32 };
-        let chosen = policy.choose(&loads, holders)?;
-        let held = &mut self.groups[group.index()];
-        held.all_fit = loads.count == held.live.len();
+        let chosen = policy.choose(&loads()?, holders)?;
         Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
     }
 
@@ -334,33 +454,20 @@ impl Router {
     }
 
     /// A request of this shard was given to that server, or a permit there was asked for: in a kv-aware group its share is
-    /// counted. `room`: who else could have taken it.
+    /// counted. `room`, as in [`Router::pick`]: who else could have taken it.
     pub fn note_request(
         &mut self,
         group: GroupId,
         backend: BackendId,
         table: &BackendTable,
-        room: impl Fn(&Row) -> bool,
+        room: impl Fn(BackendId, &Row) -> bool,
     ) {
-        let Some((slot, held)) = self.kv_slot(group, backend) else { return };
-        let (candidates, live) = (&held.candidates, &held.live);
-        let row = |slot: u16| table.row(candidates[slot as usize]);
-        match std::mem::take(&mut held.all_fit) {
-            true => held.balance.note(slot, 1, 0, Takers::<std::iter::Empty<_>>::All),
-            false => {
-                // It had room itself, whatever is left of that now.
-                let takers = live.iter().filter(|other| **other == slot || room(row(**other)));
-                let weighted = takers.map(|slot| (*slot, row(*slot).weight));
-                held.balance.note(slot, 1, 0, Takers::Some(weighted));
-            }
-        }
-        self.tell(group, slot, |sent| sent.dispatches = sent.dispatches.wrapping_add(1));
-    }
-
-    /// The next request is counted by who has room then.
-    pub fn forget_fit(&mut self, group: GroupId) {
-        if let Some(held) = self.groups.get_mut(group.index()) {
-            held.all_fit = false;
+        let Some(slot) = self.slot_of(group, backend) else { return };
+        let held = &mut self.groups[group.index()];
+        if held.algorithm == Algorithm::KvAware {
+            held.catch_up(group, table, &self.groups_of, &room);
+            held.balance.note(slot, 1, 0, Takers::WithRoom);
+            self.tell(group, slot, |sent| sent.dispatches = sent.dispatches.wrapping_add(1));
         }
     }
 
@@ -377,7 +484,7 @@ impl Router {
         if blocks > 0 {
             held.balance.note_prompt(blocks);
         }
-        held.balance.note(slot, 0, work_tokens, Takers::<std::iter::Empty<_>>::All);
+        held.balance.note(slot, 0, work_tokens, Takers::Live);
         self.tell(group, slot, |sent| sent.work_tokens = sent.work_tokens.wrapping_add(work_tokens));
     }
 
@@ -417,7 +524,7 @@ impl Router {
         let dispatches = sent.dispatches.wrapping_sub(before.dispatches) as i64;
         let work_tokens = sent.work_tokens.wrapping_sub(before.work_tokens);
         *before = sent;
-        if held.algorithm.fallback() == Algorithm::WeightedRoundRobin {
+        if held.fallback() == Algorithm::WeightedRoundRobin {
             held.wheel.follow(slot, turns);
         }
         if dispatches < 0 {
@@ -425,7 +532,7 @@ impl Router {
         }
         if dispatches > 0 || work_tokens > 0 {
             let times = dispatches.max(0) as u64;
-            held.balance.note(slot, times, work_tokens, Takers::<std::iter::Empty<_>>::All);
+            held.balance.note(slot, times, work_tokens, Takers::Live);
         }
     }
 
@@ -449,12 +556,20 @@ impl Router {
     }
 }
 
+/// The place of a server in a group. O(log of the server's groups).
+#[inline]
+fn slot_in(groups_of: &[Vec<(GroupId, u16)>], group: GroupId, id: BackendId) -> Option<u16> {
+    let groups = groups_of.get(id.index())?;
+    groups.binary_search_by_key(&group, |(g, _)| *g).ok().map(|i| groups[i].1)
+}
+
+#[inline]
 fn candidate(backend: BackendId, slot: u16, row: &Row) -> Candidate {
     Candidate {
         backend,
         slot,
         weight: row.weight,
-        in_flight: row.total() + row.asked,
+        in_flight: row.load(),
         matched: 0,
         continues: false,
         prefill_tokens: row.prefill_tokens + row.prefill_tokens_peers,

@@ -66,7 +66,7 @@ pub struct StickySession<'a> {
 }
 
 impl Policy for StickySession<'_> {
-    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate], whole: bool) -> Choice {
+    fn choose(&self, wheel: &mut Wheel, candidates: &mut [Candidate]) -> Choice {
         let owner = self.key.and_then(|key| owner(key, self.members));
         match candidates.iter().find(|candidate| Some(candidate.backend) == owner) {
             Some(chosen) => Choice {
@@ -75,7 +75,7 @@ impl Policy for StickySession<'_> {
                 turned: false,
                 by: Algorithm::StickySession,
             },
-            None => LeastConnections.choose(wheel, candidates, whole),
+            None => LeastConnections.choose(wheel, candidates),
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
         let members = members(&[1.0, 1.0]);
         let key = (0..).map(mix).find(|key| owner(*key, &members) == Some(BackendId(0)));
         let mut wheel = Wheel::new(2);
-        wheel.set_weights([1, 1]);
+        wheel.set_weights(&[1, 1]);
         let candidate = |slot, in_flight| Candidate {
             backend: BackendId(slot),
             slot,
@@ -151,12 +151,12 @@ mod tests {
             prefill_tokens: 0,
         };
         let policy = StickySession { key, members: &members };
-        let choice = policy.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)], true);
+        let choice = policy.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)]);
         assert_eq!((choice.backend, choice.by), (BackendId(0), Algorithm::StickySession));
-        let choice = policy.choose(&mut wheel, &mut [candidate(1, 0)], false);
+        let choice = policy.choose(&mut wheel, &mut [candidate(1, 0)]);
         assert_eq!((choice.backend, choice.by), (BackendId(1), Algorithm::LeastConnections));
         let keyless = StickySession { key: None, members: &members };
-        let choice = keyless.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)], true);
+        let choice = keyless.choose(&mut wheel, &mut [candidate(0, 9), candidate(1, 0)]);
         assert_eq!((choice.backend, choice.by), (BackendId(1), Algorithm::LeastConnections));
     }
 }

@@ -18,6 +18,7 @@ fn server(name: &str, pool: Option<u16>, models: Option<&[&str]>) -> Server {
         kv_capacity_blocks: 1,
         api_key: None,
         models: models.map(|models| models.iter().map(|model| Box::from(*model)).collect()),
+        registered: false,
         removed: false,
     }
 }

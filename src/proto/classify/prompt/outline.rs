@@ -14,7 +14,7 @@
 //! *Errors*: [`Stop`]; the segments found until then stay.
 //! *Source*: the OpenAI, Anthropic, vLLM and SGLang request formats; the Lifeboat rules, section 5.1.
 
-use super::super::simd::{Level, equal_16};
+use super::super::simd::{self, Level, equal_16};
 use super::super::walk::{Stop, Walker, string_end, unescape};
 
 /// Separator in front of a segment's bytes. No JSON string holds these bytes.
@@ -197,18 +197,18 @@ impl Outline {
     /// The value that begins here as it stands, without white space between its tokens.
     pub fn own(&mut self, walker: &mut Walker<'_>) -> Result<(), Stop> {
         let start = walker.at;
-        match walker.skip_nested() {
+        match walker.skip_nested::<true>() {
             Ok(false) => {
                 self.push(Lead::Raw, Place::Body, start, walker.at - start);
                 Ok(())
             }
             Ok(true) => {
-                self.compact(&walker.body[start..walker.at]);
+                self.compact(walker.level, &walker.body[start..walker.at]);
                 Ok(())
             }
             Err(stop) => {
                 if stop == Stop::Truncated {
-                    self.compact(&walker.body[start..]);
+                    self.compact(walker.level, &walker.body[start..]);
                 }
                 Err(stop)
             }
@@ -216,21 +216,9 @@ impl Outline {
     }
 
     /// A segment for `bytes` without white space outside strings.
-    fn compact(&mut self, bytes: &[u8]) {
+    fn compact(&mut self, level: Level, bytes: &[u8]) {
         let start = self.scratch.len();
-        let (mut run, mut at) = (0, 0);
-        while let Some(byte) = bytes.get(at) {
-            match byte {
-                b'"' => at = string_end(Level::Plain, bytes, at + 1).map_or(bytes.len(), |quote| quote + 1),
-                b' ' | b'\n' | b'\r' | b'\t' => {
-                    self.scratch.extend_from_slice(&bytes[run..at]);
-                    at += 1;
-                    run = at;
-                }
-                _ => at += 1,
-            }
-        }
-        self.scratch.extend_from_slice(&bytes[run..]);
+        simd::compact(level, bytes, &mut self.scratch);
         self.push(Lead::Raw, Place::Scratch, start, self.scratch.len() - start);
     }
 

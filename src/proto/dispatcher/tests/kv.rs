@@ -1,4 +1,5 @@
 use super::*;
+use crate::proto::backend::catalog::Miss;
 use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
 use crate::proto::ids::ClientId;
 
@@ -113,6 +114,47 @@ fn a_peer_gets_its_preferred_server_from_home() {
     let event = net.shards[1].poll_event();
     let Some(Event::Granted { ticket: granted, placement }) = event else { panic!("{event:?}") };
     assert_eq!((granted, placement.backend, placement.algorithm_used), (ticket, home, Algorithm::KvAware));
+}
+
+/// A pool whose misses go to the least busy: tokens that wait steer them, on every shard; answers, grants by the queue included, say
+/// who chose.
+#[test]
+fn misses_go_to_the_least_busy_where_that_is_configured() {
+    let mut catalog = pool(Algorithm::KvAware, &[2, 2, 2]);
+    catalog.pools[0].kv.miss = Miss::LeastBusy;
+    let mut net = Net::new(1, &catalog);
+    // One long prompt, then short ones: they keep away from it while others have room.
+    let long = prompt(1, 200);
+    let (decision, _) = net.prompt(0, &long);
+    assert_eq!(placed(decision), (A, Algorithm::LeastBusy));
+    let short: Vec<_> = (2..6).map(|of| placed(net.prompt(0, &prompt(of, 4)).0)).collect();
+    assert_eq!(short, [B, C, B, C].map(|id| (id, Algorithm::LeastBusy)));
+    // They are full: what nobody holds goes to it after all, and then waits; so does what a full one holds.
+    assert_eq!(placed(net.prompt(0, &prompt(6, 4)).0), (A, Algorithm::LeastBusy));
+    let Decision::Wait(ticket) = net.prompt(0, &prompt(2, 4)).0 else { panic!("all are full") };
+    net.done(0, C, Outcome::Success);
+    let event = net.shards[0].poll_event();
+    let Some(Event::Granted { ticket: granted, placement }) = event else { panic!("{event:?}") };
+    assert_eq!((granted, placement.backend, placement.algorithm_used), (ticket, C, Algorithm::LeastBusy));
+    // A match is followed as ever.
+    net.done(0, A, Outcome::Success);
+    assert_eq!(placed(net.prompt(0, &long).0), (A, Algorithm::KvAware));
+}
+
+/// What peers have sent counts as busy too.
+#[test]
+fn the_least_busy_is_so_over_all_shards() {
+    let mut catalog = pool(Algorithm::KvAware, &[0, 0, 0]);
+    catalog.pools[0].kv.miss = Miss::LeastBusy;
+    let mut net = Net::new(2, &catalog);
+    assert_eq!(placed(net.prompt(0, &prompt(1, 200)).0).0, A);
+    net.flush();
+    let on_the_other: Vec<_> = (2..6).map(|of| placed(net.prompt(1, &prompt(of, 4)).0)).collect();
+    assert_eq!(on_the_other, [B, C, B, C].map(|id| (id, Algorithm::LeastBusy)));
+    // Computed: requests alone count from then on, one there and two at each of the others.
+    net.shards[0].handle_prefilled(net.now, A, 200 * 64);
+    net.flush();
+    assert_eq!(placed(net.prompt(1, &prompt(7, 4)).0), (A, Algorithm::LeastBusy));
 }
 
 /// Only what still has to be computed counts as work, until the answer begins; peers hear of it.

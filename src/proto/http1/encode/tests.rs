@@ -21,6 +21,7 @@ fn response(text: &str, method: Method, extra: &str, rewrite: &ResponseRewrite) 
 }
 
 const ENGINE: RequestRewrite<'static> = RequestRewrite {
+    contract: Contract::OpenAi,
     base_path: b"",
     host: b"engine:8000",
     framing: Framing::None,
@@ -114,7 +115,12 @@ fn own_lines_of_a_request() {
 fn a_response_keeps_its_own_and_gets_ours() {
     let text = "HTTP/1.0 418 I'm a  teapot\r\nSERVER: e\r\nX-Lifeboat-Server: spoof\r\nSet-Cookie: a\r\nConnection: keep-alive, X-Hop\r\n\
         X-Hop: 1\r\nset-cookie: b\r\nKeep-Alive: timeout=5\r\nContent-Length: 3\r\n\r\n";
-    let rewrite = ResponseRewrite { framing: Framing::Length(3), keep_alive: true, client_minor: 1 };
+    let rewrite = ResponseRewrite {
+        framing: Framing::Length(3),
+        keep_alive: true,
+        client_minor: 1,
+        ..Default::default()
+    };
     assert_eq!(
         response(text, Method::Get, "X-Lifeboat-Server: gpu0\r\n", &rewrite),
         "HTTP/1.1 418 I'm a  teapot\r\nSERVER: e\r\nSet-Cookie: a\r\nset-cookie: b\r\nContent-Length: 3\r\n\
@@ -126,7 +132,8 @@ fn a_response_keeps_its_own_and_gets_ours() {
 fn connection_is_said_where_the_client_must_hear_it() {
     let text = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
     let with = |keep_alive, client_minor| {
-        let rewrite = ResponseRewrite { framing: Framing::Length(0), keep_alive, client_minor };
+        let rewrite =
+            ResponseRewrite { framing: Framing::Length(0), keep_alive, client_minor, ..Default::default() };
         let out = response(text, Method::Get, "", &rewrite);
         out.strip_prefix("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n").unwrap().to_string()
     };
@@ -135,14 +142,16 @@ fn connection_is_said_where_the_client_must_hear_it() {
     assert_eq!(with(true, 0), "Connection: keep-alive\r\n\r\n");
     assert_eq!(with(false, 0), "Connection: close\r\n\r\n");
     // An interim response says nothing about the connection.
-    let rewrite = ResponseRewrite { framing: Framing::None, keep_alive: false, client_minor: 1 };
+    let rewrite =
+        ResponseRewrite { framing: Framing::None, keep_alive: false, client_minor: 1, ..Default::default() };
     let interim = "HTTP/1.1 103 Early Hints\r\nLink: a\r\nContent-Length: 4\r\n\r\n";
     assert_eq!(response(interim, Method::Get, "", &rewrite), "HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n");
 }
 
 #[test]
 fn a_length_without_a_body_stays_only_where_it_describes_one() {
-    let rewrite = ResponseRewrite { framing: Framing::None, keep_alive: true, client_minor: 1 };
+    let rewrite =
+        ResponseRewrite { framing: Framing::None, keep_alive: true, client_minor: 1, ..Default::default() };
     let lines = |status: u16, method| {
         let text = format!("HTTP/1.1 {status} x\r\nContent-Length: 9\r\nA: b\r\n\r\n");
         let out = response(&text, method, "", &rewrite);
@@ -176,4 +185,78 @@ fn the_last_chunk_carries_trailers() {
     out.clear();
     push_last_chunk(&mut out, b"A: b\r\nx-lifeboat-server: spoof\r\nB: c\r\n", b"X-Lifeboat-");
     assert_eq!(out, b"0\r\nA: b\r\nB: c\r\n\r\n");
+}
+
+/// Every name of the Stargate rules' filter, in the contract's two directions.
+const FILTERED: &str = "connection: close, x-model\r\nProxy-Connection: a\r\nkeep-alive: 5\r\nTE: trailers\r\ntrailer: t\r\nUpgrade: h2c\r\n\
+    X-Routing-Method: pulsar\r\nx-stargate-retryable: true\r\nx-stargate-retry-reason: r\r\nX-Stargate-Retry-After-Ms: 1\r\n\
+    x-stargate-expected-queue-ms: 9999\r\nx-stargate-error-code: z\r\n";
+
+#[test]
+fn a_trusted_callers_fields_go_on_but_for_the_listed_ones() {
+    let kept = "Accept: a\r\ncontent-length: 3\r\nX-Model: m\r\nX-Lifeboat-Tier: t\r\nproxy-authorization: p\r\nx-input-tokens: 1\r\n\
+        X-Model: second\r\nx-stargate-max-wait-ms: 5\r\nx-max-wait-ms: 6\r\nx-cache-affinity-key: k\r\nx-stargate-cluster-id: c\r\n\
+        x-inference-server-id: s\r\nx-routing-key: r\r\nx-priority: 1\r\ntracestate: v=1\r\nx-request-id: i\r\n";
+    let text = format!(
+        "POST /v1/responses?trace=1 HTTP/1.1\r\nhost: a\r\n{FILTERED}{kept}traceparent: 00-x\r\nExpect: 100-continue\r\n\r\n"
+    );
+    let mut head = RequestHead::default();
+    let limits = HeadLimits { nominations_void: true, ..HeadLimits::new(65536, b"") };
+    parse_request(text.as_bytes(), &mut HeadScan::default(), &limits, &mut head).expect(&text);
+    let written = |tracestate, framing| {
+        let contract = Contract::Stargate { tracestate };
+        let extra_lines = b"traceparent: 00-y\r\n";
+        let rewrite = RequestRewrite { contract, framing, extra_lines, ..ENGINE };
+        let mut out = Vec::new();
+        encode_request(&mut out, &head, text.as_bytes(), &rewrite);
+        String::from_utf8(out).unwrap()
+    };
+    let start = "POST /v1/responses?trace=1 HTTP/1.1\r\nHost: engine:8000\r\n";
+    assert_eq!(
+        written(true, Framing::Length(3)),
+        format!("{start}{kept}traceparent: 00-y\r\n\r\n"),
+        "all in order, the length in its place"
+    );
+    let less = kept.replace("tracestate: v=1\r\n", "");
+    assert_eq!(written(false, Framing::Length(3)), format!("{start}{less}traceparent: 00-y\r\n\r\n"));
+    let chunked = less.replace("content-length: 3\r\n", "");
+    assert_eq!(
+        written(false, Framing::Chunked),
+        format!("{start}{chunked}Transfer-Encoding: chunked\r\ntraceparent: 00-y\r\n\r\n")
+    );
+}
+
+#[test]
+fn a_trusted_callers_answer_loses_what_routers_say_to_each_other() {
+    let kept = "server: uvicorn\r\nContent-Length: 2\r\nx-lifeboat-a: b\r\nX-Model: m\r\nRetry-After: 7\r\ntracestate: v=1\r\n";
+    let own = "x-inference-server-id: own\r\n";
+    let text = format!(
+        "HTTP/1.1 418 Short and stout\r\n{FILTERED}X-Inference-Server-Id: theirs\r\nx-inference-server-url: u\r\n{kept}\
+        x-stargate-cluster-id: c\r\n\r\n"
+    );
+    let mut head = ResponseHead::default();
+    let limits = HeadLimits { nominations_void: true, ..HeadLimits::new(65536, b"") };
+    parse_response(text.as_bytes(), &mut HeadScan::default(), &limits, Method::Post, &mut head).expect(&text);
+    let rewrite = ResponseRewrite {
+        framing: Framing::Length(2),
+        keep_alive: true,
+        client_minor: 1,
+        contract: Contract::Stargate { tracestate: true },
+    };
+    let mut out = Vec::new();
+    encode_response(&mut out, &head, text.as_bytes(), own.as_bytes(), &rewrite);
+    assert_eq!(String::from_utf8(out).unwrap(), format!("HTTP/1.1 418 Short and stout\r\n{kept}{own}\r\n"));
+}
+
+/// Who may not steer cannot: neither by the fields themselves, in any case and repeated, nor by nominating them.
+#[test]
+fn an_untrusted_callers_steering_stays_behind() {
+    let steering = "x-model: m\r\nX-MODEL: n\r\nx-routing-key: r\r\nx-routing-method: pulsar\r\nX-Input-Tokens: 1\r\nx-priority: 0\r\n\
+        x-max-wait-ms: 1\r\nx-request-slo-ms: 1\r\nx-cache-affinity-key: k\r\nx-stargate-max-wait-ms: 1\r\nx-stargate-cluster-id: c\r\n\
+        x-stargate-retryable: true\r\nX-Stargate-Anything: a\r\nx-stargate-expected-queue-ms: 1\r\n";
+    let kept = "x-request-id: i\r\nX-Multi-Turn-Session-Id: s\r\ntraceparent: t\r\ntracestate: u\r\nx-stainless-os: Linux\r\n";
+    for connection in ["", "Connection: x-model\r\n"] {
+        let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{connection}{steering}{kept}\r\n");
+        assert_eq!(request(&text, &ENGINE), format!("GET / HTTP/1.1\r\nHost: engine:8000\r\n{kept}\r\n"));
+    }
 }

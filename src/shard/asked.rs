@@ -29,8 +29,6 @@ pub struct Asked {
     pub algorithm: Algorithm,
     /// In sticky-session pools.
     pub session: Option<Digest>,
-    /// In pools whose algorithm keeps conversations together.
-    pub affinity: Option<AffinityId>,
     /// Its pool goes by how fast servers read.
     pub measured: bool,
     /// Its answer's head says that the input is read; others have to be looked into.
@@ -93,12 +91,13 @@ impl Calibrations {
 }
 
 impl Asked {
-    /// Reads the request.
+    /// Reads the request. Where its pool's algorithm keeps conversations together, `affinity` becomes the id of its own.
     pub fn read(
         client: &mut Client,
         desk: &mut Desk,
         intake: &Intake,
         endpoint: Endpoint,
+        affinity: &mut Option<Box<AffinityId>>,
     ) -> Result<Asked, Unroutable> {
         let shard = client.shard.clone();
         let catalog = shard.catalog();
@@ -166,18 +165,18 @@ impl Asked {
                 }
                 _ => {}
             }
-            let affinity = pool.wants_affinity().then(|| {
+            *affinity = pool.wants_affinity().then(|| {
                 let named = reading.affinity_id.as_deref();
                 let of_head = caller.affinity(&desk.head, client.unread());
-                of_head
+                let id = of_head
                     .or_else(|| named.map(|id| caller.affinity_of_body_id(id)))
-                    .unwrap_or_else(|| shard.affinity_ids.borrow_mut().generate())
+                    .unwrap_or_else(|| shard.affinity_ids.borrow_mut().generate());
+                Box::new(id)
             });
             let asked = Asked {
                 group,
                 algorithm: pool.algorithm,
                 session: own,
-                affinity,
                 measured: pool.measures(),
                 reads_to_head: endpoint == Endpoint::Embeddings,
                 client: owner.unwrap_or_default(),

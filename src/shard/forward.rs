@@ -19,7 +19,6 @@ use super::relay;
 use super::reply::Known;
 use super::session::{After, Desk, refuse};
 use super::state::Shard;
-use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::classify::Api;
@@ -43,7 +42,7 @@ pub async fn forward(
     let mut waited_ns = 0;
     let mut lost = None;
     for _ in 0..ATTEMPTS_MAX {
-        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known.until).await;
+        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known).await;
         if let Ok(Placement { wait_ns: ns, .. }) | Err(Some((_, ns))) = admitted {
             waited_ns += ns;
             known.wait_ns = Some(waited_ns);
@@ -180,14 +179,14 @@ async fn admit(
     asked: &Asked,
     blocks: &[u64],
     tried: Tried,
-    until: Nanos,
+    known: &Known,
 ) -> Result<Placement, Option<(Rejection, u64)>> {
     let shard = client.shard.clone();
-    let since = shard.now();
+    let (since, until) = (shard.now(), known.until);
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let affinity_key = asked.affinity.as_ref().map_or(&[][..], AffinityId::key);
+    let affinity_key = known.affinity.as_deref().map_or(&[][..], AffinityId::key);
     let input = Input { tokens: asked.prompt_tokens, affinity_key };
     let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks, input };
     let decision = shard.dispatcher.borrow_mut().handle_request(since, asked.group, &wanted);

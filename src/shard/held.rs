@@ -3,7 +3,7 @@
 //!
 //! *Invariant*: the permit and the work are given back once, however the request ends; so is what was reported until then heeded, be it
 //! that the client left before the answer's last byte.
-//! *Bound and cost*: one allocation where a report is worth reading.
+//! *Bound and cost*: one allocation where a report is worth reading, one where rates are measured.
 //! *Source*: the Lifeboat rules, sections 3 and 5.7.
 
 use std::rc::Rc;
@@ -27,20 +27,21 @@ pub struct Held {
     pub belief: Option<Belief>,
     /// … whose tokens are still to be computed.
     prefilling: bool,
-    /// In pools that measure: the input that is still to be read.
-    reading: Option<Reading>,
-    /// A rate that was measured, in tokens per second; counts if the answer is completed.
-    sample: Option<f64>,
+    /// In pools that measure. Apart, so that other pools' requests are no larger for it.
+    reading: Option<Box<Reading>>,
     report: Option<Box<Report>>,
 }
 
 /// Input on its way through a server.
-#[derive(Clone, Copy)]
 struct Reading {
     tokens: u64,
     since: Nanos,
+    /// It is still to be read.
+    open: bool,
     /// The first output will say how fast it was read.
     timed: bool,
+    /// The rate that was measured, in tokens per second; counts if the answer is completed.
+    sample: Option<f64>,
 }
 
 /// What is read of the engine's report.
@@ -61,7 +62,6 @@ impl Held {
             belief: None,
             prefilling: false,
             reading: None,
-            sample: None,
             report: None,
         }
     }
@@ -74,7 +74,7 @@ impl Held {
     /// The request is counted as input to be read, from its dispatch on.
     pub fn measure(&mut self, since: Nanos, tokens: u64) {
         self.shard.reading(since, self.backend, tokens);
-        self.reading = Some(Reading { tokens, since, timed: false });
+        self.reading = Some(Box::new(Reading { tokens, since, open: true, timed: false, sample: None }));
     }
 
     /// The head of the answer has come. `to_head`: such requests are read when their answer begins, as they generate nothing; of
@@ -84,17 +84,19 @@ impl Held {
         let success = (200..300).contains(&status);
         if success && to_head {
             let ns = self.shard.read_clock().since(reading.since);
-            self.sample = estimator::sample(reading.tokens, ns, true);
+            reading.sample = estimator::sample(reading.tokens, ns, true);
         }
         reading.timed = success && is_event_stream && !to_head;
     }
 
     /// The server has begun to answer. Doing it again does nothing.
     pub fn prefilled(&mut self) {
-        if let Some(reading) = self.reading.take() {
+        if let Some(reading) = &mut self.reading
+            && std::mem::take(&mut reading.open)
+        {
             if reading.timed {
                 let ns = self.shard.read_clock().since(reading.since);
-                self.sample = estimator::sample(reading.tokens, ns, false);
+                reading.sample = estimator::sample(reading.tokens, ns, false);
             }
             self.shard.read(self.backend, reading.tokens);
         }
@@ -130,7 +132,9 @@ impl Held {
             reading.timed = false;
         }
         self.prefilled();
-        if let Some(tps) = self.sample.filter(|_| outcome == Outcome::Success) {
+        if let Some(tps) = self.reading.as_ref().and_then(|reading| reading.sample)
+            && outcome == Outcome::Success
+        {
             self.shard.sampled(self.backend, tps);
         }
         if let Some(mut report) = self.report.take() {

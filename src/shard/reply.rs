@@ -15,7 +15,7 @@ use crate::proto::ids::GroupId;
 use crate::proto::message::Phase;
 
 /// What is known of a request's way so far: the header lines say no more than that.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Known {
     pub group: Option<GroupId>,
     pub wait_ns: Option<u64>,
@@ -23,7 +23,7 @@ pub struct Known {
     /// What its session is known by, in a sticky-session pool.
     pub sticky_key: Option<u64>,
     /// What keeps its conversation together, in a pool whose algorithm does that.
-    pub affinity: Option<AffinityId>,
+    pub affinity: Option<Box<AffinityId>>,
     /// Prompt blocks that the chosen server held, and all of them, in a kv-aware pool.
     pub prefix_blocks: Option<(u32, u32)>,
     /// When the request's whole time is up; `NEVER` without such a limit.

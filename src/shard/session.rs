@@ -161,11 +161,10 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
             return refuse_unread(client, desk, rejection, Some(what), &known, api).await;
         }
     };
-    match Asked::read(client, desk, &intake, endpoint) {
+    match Asked::read(client, desk, &intake, endpoint, &mut known.affinity) {
         Ok(asked) => {
             known.group = Some(asked.group);
             known.sticky_key = asked.session.map(|session| session.shown);
-            known.affinity = asked.affinity;
             forward::forward(client, desk, &mut intake, &asked, &mut known, api).await
         }
         Err(Unroutable { rejection, what, group }) => {

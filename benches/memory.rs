@@ -2,7 +2,9 @@
 //!
 //! Each round is one request of [`BLOCKS`] blocks: a lookup over all servers and a recording on one. Run without arguments (as
 //! `cargo test` does) each case goes some rounds, its result is checked and its allocations are counted;
-//! `scripts/bench-instructions --bench memory` counts instructions.
+//! `scripts/bench-instructions --bench memory` counts instructions. The memories of the cases with `large` in their names are
+//! beyond a processor's caches: what counts there is time, and `cargo bench --bench memory -- --time [CASE...]` tells it, in ns per
+//! block, the median of several repeats.
 
 #[path = "harness/allocations.rs"]
 mod allocations;
@@ -35,6 +37,7 @@ fn prompt(of: u64, shared: usize, blocks: &mut Vec<u64>) {
 struct Bench {
     memory: PrefixMemory,
     servers: u64,
+    capacity: u32,
     shared: usize,
     /// Prompts that are asked for again and again, and how many there are.
     known: Vec<Vec<u64>>,
@@ -66,6 +69,9 @@ const CASES: &[Case] = &[
     ("new_8", 8, 4096, 0, Bench::fresh),
     ("new_256", 256, 4096, 0, Bench::fresh),
     ("new_8_large", 8, 65_536, 0, Bench::fresh),
+    ("lookup_8_large", 8, 65_536, 0, Bench::lookup_any),
+    ("again_8_large", 8, 65_536, 0, Bench::again),
+    ("announced_new_8_large", 8, 65_536, 0, Bench::announced),
     ("new_shared_8", 8, 4096, 64, Bench::fresh),
     ("new_shared_256", 256, 4096, 64, Bench::fresh),
 ];
@@ -79,6 +85,7 @@ impl Bench {
         let mut bench = Bench {
             memory,
             servers,
+            capacity,
             shared,
             known: vec![Vec::new(); 64],
             matches: Vec::with_capacity(servers as usize),
@@ -150,6 +157,39 @@ impl Bench {
         self.hit();
     }
 
+    /// One of all the prompts that there is room for, in no order.
+    fn lookup_any(&mut self) {
+        let prompts = u64::from(self.capacity) * self.servers / BLOCKS as u64 * 3 / 4;
+        if self.round == 0 {
+            for of in 0..prompts {
+                self.any(of);
+                let blocks = std::mem::take(&mut self.blocks);
+                self.record(of % self.servers, of % 10, &blocks);
+                self.blocks = blocks;
+            }
+        }
+        self.round += 1;
+        // Steps of a prime number.
+        self.any(self.round * 7919 % prompts);
+        self.memory.find_matches(POOL, black_box(&self.blocks));
+        self.matches.clear();
+        self.matches.extend(self.memory.matches(POOL));
+        assert_eq!(self.matches[0].blocks, BLOCKS as u32);
+    }
+
+    fn any(&mut self, of: u64) {
+        prompt(1 << 40 | of, 0, &mut self.blocks);
+    }
+
+    /// ... and recorded where it was before.
+    fn again(&mut self) {
+        self.lookup_any();
+        let blocks = std::mem::take(&mut self.blocks);
+        let server = u64::from(self.matches[0].backend.0);
+        assert_eq!(self.record(server, self.round % 10, black_box(&blocks)), BLOCKS as u32);
+        self.blocks = blocks;
+    }
+
     /// As `hit`, told by a peer: each second touch is older than the one before.
     fn late(&mut self) {
         self.at = if self.round.is_multiple_of(2) { self.at + 3 } else { self.at - 2 };
@@ -190,7 +230,40 @@ impl Bench {
     }
 }
 
+/// Times the cases that are asked for, or the large ones: ns per block, the making of a prompt (about 1) included
+/// where a round makes one.
+fn time(wanted: &[String]) {
+    const REPEATS: usize = 9;
+    const ROUNDS: u32 = 4000;
+    for (name, servers, capacity, shared, round) in CASES {
+        if !(wanted.iter().any(|wanted| wanted == name) || wanted.is_empty() && name.ends_with("_large")) {
+            continue;
+        }
+        let mut bench = Bench::new(*servers, *capacity, *shared);
+        round(&mut bench);
+        let mut times: Vec<f64> = (0..REPEATS)
+            .map(|_| {
+                #[expect(clippy::disallowed_methods, reason = "a bench measures")]
+                let start = std::time::Instant::now();
+                (0..ROUNDS).for_each(|_| round(&mut bench));
+                start.elapsed().as_nanos() as f64 / f64::from(ROUNDS) / BLOCKS as f64
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{name:<24} {:7.1} ns per block ({:.1} to {:.1})",
+            times[REPEATS / 2],
+            times[0],
+            times[REPEATS - 1]
+        );
+    }
+}
+
 fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    if let Some(("--time", wanted)) = args.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return time(wanted);
+    }
     match harness::order(CASES.iter().map(|(name, ..)| *name)) {
         Order::Rounds(case, rounds) => {
             let (_, servers, capacity, shared, round) = &CASES[case];

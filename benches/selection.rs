@@ -76,6 +76,7 @@ const ASK: Ask<'static> = Ask {
     slo_ms: None,
     affinity_key: b"session-0123456789abcdef",
     excluded: &[],
+    shut: &[],
 };
 
 /// A case: its name, what it is made on, and a round.

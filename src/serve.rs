@@ -140,6 +140,7 @@ fn start(settings: &Settings, shown: &Shown) -> Result<u8, String> {
                 bench_ms: health.bench_ms,
                 bench_max_ms: health.bench_max_ms,
                 kv_memory_bytes_max: kv_memory_bytes_max / cores.len(),
+                seed: random(),
                 ..DispatcherOptions::default()
             },
             catalog: catalog.clone(),
@@ -242,6 +243,11 @@ fn cores(cores: &Cores) -> Result<Vec<usize>, String> {
     }
 }
 
+/// 64 bits that nobody can tell: the standard library seeds its hashers from the system's randomness.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
     let limits = &settings.limits;
     let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -254,8 +260,8 @@ fn session_limits(settings: &Settings, shards: usize) -> SessionLimits {
             &settings.headers.prefix,
             settings.digest_secret.as_ref().map(|secret| secret.0.as_bytes()),
         ),
-        // The standard library seeds its hashers from the system's randomness.
-        prompt_seed: RandomState::new().build_hasher().finish(),
+        prompt_seed: random(),
+        affinity_seed: (u128::from(random()) << 64 | u128::from(random())).to_be_bytes(),
         body_bytes_max: limits.body_bytes_max,
         classify_bytes_max: bytes(limits.classify_bytes_max.min(limits.replay_bytes_max)),
         buffered_bytes_max: bytes(limits.buffered_bytes_max) / shards,
@@ -286,7 +292,7 @@ fn trusted(settings: &Settings, me: ShardId, shards: usize, debug_config: &str) 
             max_connect_retries: stargate.max_connect_retries,
             max_request_retries: stargate.max_request_retries,
             grace_ms: stargate.deregistered_model_grace_ms,
-            seed: RandomState::new().build_hasher().finish(),
+            seed: random(),
         },
         lb_config: settings.lb_config.clone().unwrap_or_else(|| Arc::new(LbConfig::permissive())),
         replay_bytes_max: stargate.replay_bytes_max,

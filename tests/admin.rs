@@ -66,7 +66,7 @@ fn a_change_holds_for_every_request_after_its_answer() {
         assert_eq!(counts(&sequence(&router, 5)), (5, 0), "round {round}");
         assert_eq!(patch(&router, "b", &json!({"weight": 1})).status, 200);
     }
-    assert!(router.log().contains("server changed by an operator"));
+    router.logged("server changed by an operator");
 }
 
 /// Lifeboat rules: "Tiers never borrow from each other": a server that is moved into a tier is not there for requests that name none.

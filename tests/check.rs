@@ -129,7 +129,7 @@ fn the_table_of_keys_is_true() {
 
 #[test]
 fn every_fault_comes_at_once_and_nothing_on_stdout() {
-    let text = "[limits]\nconnections_max = 0\n[[pool]]\nalgorithm = \"pulsar\"\n\
+    let text = "[limits]\nconnections_max = 0\n[[pool]]\nalgorithm = \"pulsars\"\n\
                 [[pool.server]]\nurl = \"https://h\"\n[[pool.server]]\nurl = \"http://h:1\"\nweigth = 2\n";
     let folder = folder(&[("r.toml", text)]);
     let output = ringway(folder.path(), &["check", "r.toml"], &[]);
@@ -138,7 +138,7 @@ fn every_fault_comes_at_once_and_nothing_on_stdout() {
     assert_eq!(lines[0], "r.toml: 4 faults");
     for (line, path) in lines[1..].iter().zip([
         "limits.connections_max: 0: expected a whole number from 1 to 10000000",
-        "pool[0].algorithm: \"pulsar\": not in this version; expected ",
+        "pool[0].algorithm: \"pulsars\": ",
         "pool[0].server[0].url: \"https://h\": https is not in this version; ",
         "pool[0].server[1].weigth: 2: unknown key; nearest known key: \"weight\"",
     ]) {

@@ -300,6 +300,22 @@ proptest! {
         play(1, capacity, &acts);
     }
 
+    /// The same where a prompt is longer than what may be announced, and than the capacity.
+    #[test]
+    fn long_prompts_evict_as_exactly(
+        capacity in 1..250_u32,
+        prompts in prop::collection::vec((0..3_u64, 0..120_usize, 0..4_u64, 1..180_usize, 0..4_u64, 0..4_u8), 1..25),
+    ) {
+        let acts = prompts.into_iter().map(|(family, shared, tail, length, client, what)| {
+            let blocks = chain(family, shared, tail, length);
+            match what {
+                0 => Act::Announce { server: (tail % 2) as u16, blocks },
+                _ => Act::Record { server: (client % 2) as u16, shard: 0, late: u64::from(what) % 3 * 3, client, blocks },
+            }
+        });
+        play(2, capacity, &acts.collect::<Vec<_>>());
+    }
+
     /// "Matched(s) = length of the longest run of leading blocks that server s is remembered to hold."
     #[test]
     fn one_pass_matches_every_server(capacity in 1..80_u32, acts in prop::collection::vec(act(4, 3), 1..120)) {

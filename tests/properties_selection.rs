@@ -124,7 +124,7 @@ fn core(step: &Step<'_>, clusters: &[Cluster], members: &[usize], ask: &Ask<'_>)
             || stats.num_running_queries < stats.max_engine_concurrency + step.limit
     };
     let time = |index: &usize| ttft_ms(&clusters[*index], ask, step.scale, widen);
-    let asked: Vec<usize> = members.iter().copied().filter(|index| !ask.excluded.contains(index)).collect();
+    let asked: Vec<usize> = members.iter().copied().filter(|index| !excluded(ask, index)).collect();
     let queue = |index: &usize| queue_ms(&clusters[*index].stats, ask.priority);
     let mut passing: Vec<usize> = asked
         .iter()
@@ -292,7 +292,7 @@ fn pulsar_wait_and_widen(rules: &Banded, clusters: &[Cluster], ask: &Ask<'_>) ->
         let present = kv.capacity_tokens > 0 || kv.used_tokens > 0 || kv.free_tokens > 0;
         rules.pulsar.consider_kv_free_tokens && !(present && kv.free_tokens >= ask.input_tokens)
     };
-    let excluded = |index: &usize| ask.excluded.contains(index);
+    let excluded = |index: &usize| excluded(ask, index);
     let told = |open: Vec<usize>| {
         let one = |index: usize| {
             let place = ranking.iter().position(|ranked| *ranked == index).unwrap();
@@ -421,6 +421,12 @@ struct Asked {
     slo_ms: Option<u64>,
     key: Vec<u8>,
     excluded: Vec<usize>,
+    shut: Vec<bool>,
+}
+
+/// Whether a cluster failed the request or is shut.
+fn excluded(ask: &Ask<'_>, index: &usize) -> bool {
+    ask.excluded.contains(index) || ask.shut.get(*index) == Some(&true)
 }
 
 impl Asked {
@@ -432,6 +438,7 @@ impl Asked {
             slo_ms: self.slo_ms,
             affinity_key: &self.key,
             excluded: &self.excluded,
+            shut: &self.shut,
         }
     }
 }
@@ -450,14 +457,17 @@ fn asked() -> impl Strategy<Value = Asked> {
     ];
     let slo = prop_oneof![Just(None), Just(Some(0)), (1..1000_u64).prop_map(Some)];
     let excluded = prop_oneof![2 => Just(Vec::new()), 1 => proptest::collection::vec(0..14_usize, 0..4)];
-    (prop_oneof![Just(0), 0..200_u64], 0..6_u32, elapsed, slo, key, excluded).prop_map(
-        |(input_tokens, priority, elapsed_ns, slo_ms, key, excluded)| Asked {
+    let flags = proptest::collection::vec(proptest::bool::weighted(0.3), 14);
+    let shut = prop_oneof![2 => Just(Vec::new()), 1 => flags];
+    (prop_oneof![Just(0), 0..200_u64], 0..6_u32, elapsed, slo, key, excluded, shut).prop_map(
+        |(input_tokens, priority, elapsed_ns, slo_ms, key, excluded, shut)| Asked {
             input_tokens,
             priority,
             elapsed_ns,
             slo_ms,
             key,
             excluded,
+            shut,
         },
     )
 }

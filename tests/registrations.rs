@@ -53,7 +53,7 @@ fn a_registration_is_answered_with_its_lease_and_takes_requests_from_then_on() {
             assert_eq!(response.header("x-inference-server-url"), Some(engine.url()));
             assert_eq!(response.header("x-stargate-cluster-id").as_deref(), Some("pod/a"));
         }
-        let log = router.log();
+        let log = router.logged("register inference servers stream opened");
         let opened = log.lines().find(|line| line.contains("register inference servers stream opened"));
         assert!(opened.is_some_and(|line| line.contains("pod/a")), "{log}");
     }
@@ -91,7 +91,7 @@ fn a_live_id_belongs_to_whoever_has_its_lease() {
     assert_eq!((closed.status, closed.json()), (200, json!({"closed": "a"})));
     refused(&delete(&router, "a"), 404, "no_such_registration", "\"a\"");
     assert_bare(&ask(&router, "m", &[]), 503);
-    assert!(router.log().contains("register inference servers stream closed"));
+    router.logged("register inference servers stream closed");
     // Its lease is void, and no hindrance.
     one.renew(&router);
     assert_ne!(one.lease.as_deref(), Some("0"));
@@ -140,8 +140,7 @@ fn a_registration_that_is_not_renewed_runs_out() {
     assert!(asked.elapsed() >= ms(1650));
     let gone = ask_until(&router, "m", &[], "it is unknown", |response| response.status == 404);
     assert_code(&gone, 404, "no_eligible_candidates");
-    let log = router.log();
-    assert!(log.contains("registration stream idle timeout; closing registration"), "{log}");
+    router.logged("registration stream idle timeout; closing registration");
     // The lease that ran out opens it again, and gets a new one.
     let again = put(&router, "a", &body);
     assert_eq!(again.status, 200);
@@ -225,7 +224,7 @@ fn a_registered_server_takes_requests_while_its_checks_succeed() {
     let mut one = Registration::new("a", &engine, "m", idle());
     one.renew(&router);
     assert_bare(&ask(&router, "m", &[]), 503);
-    assert!(router.log().contains("health check failed"), "{}", router.log());
+    router.logged("health check failed");
     engine.set_health(Probe::Reply(204, String::new()));
     wait_active(&router, "", "m", 1);
     assert_eq!(sid(&ask(&router, "m", &[])), "a");

@@ -35,7 +35,7 @@ fn register_for(router: &Router, engine: &Engine, model: &str, ids: &[&str]) -> 
 #[test]
 fn the_helmfiles_configuration_loads_and_says_so() {
     let router = Gateway::new().lb_config(HELMFILE).start();
-    let log = router.log();
+    let log = router.logged("load balancer config loaded");
     let line =
         log.lines().find(|line| line.contains("load balancer config loaded")).expect("the startup line");
     assert!(line.contains("power-of-n") && line.contains("model_overrides=1"), "{line}");

@@ -25,7 +25,7 @@ fn run(flags: &[&str]) -> Ended {
 #[test]
 fn it_says_where_it_listens_and_what_it_is() {
     let router = Gateway::new().start();
-    let log = router.log();
+    let log = router.logged("metrics server listening");
     let starting = log.lines().find(|line| line.contains("starting stargate")).expect("the first line");
     assert!(starting.contains("stargate_id=sg-test"), "{starting}");
     let metrics = log.lines().find(|line| line.contains("metrics server listening")).expect("its line");
@@ -132,7 +132,7 @@ fn flags_of_what_is_not_there_are_taken_with_a_warning_each() {
         };
     }
     let router = gateway.start();
-    let log = router.log();
+    let log = router.logged("ringway runs");
     for flag in WITHOUT {
         assert_eq!(warned(&log, flag), 1, "{flag} in {log}");
     }
@@ -199,7 +199,7 @@ fn an_orderly_end_is_zero_and_a_forced_one_is_one() {
     let mut idle_router = Gateway::new().start();
     idle_router.signal(libc::SIGTERM);
     assert_eq!(idle_router.wait_exit(seconds(10)), Some(0));
-    assert!(idle_router.log().contains("graceful shutdown complete"), "{}", idle_router.log());
+    idle_router.logged("graceful shutdown complete");
     for second_signal in [true, false] {
         let gate = Gate::new();
         let held = Arc::clone(&gate);
@@ -300,7 +300,7 @@ fn the_algorithms_file_of_a_configuration_is_checked_with_it() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     assert!(ended.stdout.contains(&format!("lb_config_path = \"{lb_config}\"")), "{}", ended.stdout);
     let router = Router::spawn_as(&["serve", "--config", &config], "stargate");
-    let log = router.log();
+    let log = router.logged("load balancer config loaded");
     let line = log.lines().find(|line| line.contains("load balancer config loaded")).expect("its line");
     assert!(line.contains("default_lb=pulsar") && line.contains("model_overrides=2"), "{line}");
 }

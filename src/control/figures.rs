@@ -283,6 +283,8 @@ pub mod tests {
             api_key: None,
             models: Some(Vec::new()),
             registered: false,
+            cluster_id: name.into(),
+            input_tps: 0.0,
             removed: false,
         }
     }
@@ -295,6 +297,7 @@ pub mod tests {
             queue_size: 10,
             queue_timeout_ms: 1000,
             kv: KvRules::default(),
+            entry: None,
         }
     }
 

@@ -3,6 +3,7 @@
 //! *Bound*: a [`Message`] is at most 64 bytes, so that a ring slot is one cache line.
 
 use super::backend::catalog::Catalog;
+use super::backend::rates::Rate;
 use super::backend::table::Load;
 use super::error::Rejection;
 use super::ids::{BackendId, GroupId, ShardId, Ticket};
@@ -32,6 +33,9 @@ impl Tried {
     pub fn is_empty(&self) -> bool {
         self.ids[0].is_none()
     }
+    pub fn iter(&self) -> impl Iterator<Item = BackendId> {
+        self.ids.iter().flatten().copied()
+    }
 }
 
 /// What one shard has sent to a server for a group since it started. Wraps around.
@@ -51,6 +55,8 @@ pub enum Message {
     /// The sender's own load on one server. `changed` is when the figure first differed from the one sent
     /// before: what the receiver's clock says beyond it is how stale the table was.
     Load { backend: BackendId, load: Load, changed: Nanos },
+    /// What the sender has measured of how fast a server reads, in all.
+    Rate { backend: BackendId, rate: Rate },
     /// A verdict about a server, benched (`until` in the future) or cleared (`until` zero). The verdict with the latest
     /// `judged`, then the highest shard, holds on every shard. `level` counts the benchings since the last success.
     Bench { backend: BackendId, until: Nanos, judged: Nanos, level: u8, by: ShardId },

@@ -1,5 +1,5 @@
 //! Everything that decides, and nothing that does I/O: no socket, no clock, no thread; randomness comes seeded. No
-//! `unsafe` but in the one module of vector code, `classify/simd`.
+//! `unsafe` but in the module of vector code, `classify/simd`, and that of one instruction, `prefix_memory/prefetch`.
 #![deny(unsafe_code)]
 
 pub mod account;

@@ -12,6 +12,7 @@ use super::intake::Intake;
 use super::session::Desk;
 use crate::proto::account::calibration::Calibration;
 use crate::proto::backend::catalog::{Algorithm, Catalog};
+use crate::proto::classify::affinity::AffinityId;
 use crate::proto::classify::caller::{Digest, Session};
 use crate::proto::classify::{Endpoint, PromptRules, Reading, read_prompt};
 use crate::proto::error::Rejection;
@@ -28,6 +29,10 @@ pub struct Asked {
     pub algorithm: Algorithm,
     /// In sticky-session pools.
     pub session: Option<Digest>,
+    /// Its pool goes by how fast servers read.
+    pub measured: bool,
+    /// Its answer's head says that the input is read; others have to be looked into.
+    pub reads_to_head: bool,
     /// In kv-aware pools.
     pub client: ClientId,
     /// A prompt was read; its full blocks are on the desk.
@@ -86,12 +91,13 @@ impl Calibrations {
 }
 
 impl Asked {
-    /// Reads the request.
+    /// Reads the request. Where its pool's algorithm keeps conversations together, `affinity` becomes the id of its own.
     pub fn read(
         client: &mut Client,
         desk: &mut Desk,
         intake: &Intake,
         endpoint: Endpoint,
+        affinity: &mut Option<Box<AffinityId>>,
     ) -> Result<Asked, Unroutable> {
         let shard = client.shard.clone();
         let catalog = shard.catalog();
@@ -105,8 +111,10 @@ impl Asked {
         let session = caller.session(head, client.unread());
         let mut prompt = std::mem::take(&mut desk.prompt);
         prompt.blocks.clear();
-        let reads =
-            catalog.has_kv_pools || catalog.has_token_limits || session.is_none() && catalog.has_sticky_pools;
+        let reads = catalog.has_kv_pools
+            || catalog.has_token_limits
+            || catalog.has_measured_pools
+            || session.is_none() && catalog.has_sticky_pools;
         let mut decoded = Vec::new();
         let content = intake.content(client, desk, &mut decoded);
         let body = if reads { content.json() } else { None };
@@ -157,10 +165,20 @@ impl Asked {
                 }
                 _ => {}
             }
+            *affinity = pool.wants_affinity().then(|| {
+                let named = reading.affinity_id.as_deref();
+                let of_head = caller.affinity(&desk.head, client.unread());
+                let id = of_head
+                    .or_else(|| named.map(|id| caller.affinity_of_body_id(id)))
+                    .unwrap_or_else(|| shard.affinity_ids.borrow_mut().generate());
+                Box::new(id)
+            });
             let asked = Asked {
                 group,
                 algorithm: pool.algorithm,
                 session: own,
+                measured: pool.measures(),
+                reads_to_head: endpoint == Endpoint::Embeddings,
                 client: owner.unwrap_or_default(),
                 has_prompt: reading.has_prompt && pool.algorithm == Algorithm::KvAware,
                 prompt_tokens: tokens,

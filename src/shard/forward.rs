@@ -19,11 +19,11 @@ use super::relay;
 use super::reply::Known;
 use super::session::{After, Desk, refuse};
 use super::state::Shard;
-use crate::clock::Nanos;
 use crate::limits::ATTEMPTS_MAX;
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::classify::Api;
-use crate::proto::dispatcher::{Decision, Outcome, Placement, Prompted, Wanted};
+use crate::proto::classify::affinity::AffinityId;
+use crate::proto::dispatcher::{Decision, Input, Outcome, Placement, Prompted, Wanted};
 use crate::proto::error::Rejection;
 use crate::proto::ids::BackendId;
 use crate::proto::message::{Phase, Tried, UpstreamFault};
@@ -42,7 +42,7 @@ pub async fn forward(
     let mut waited_ns = 0;
     let mut lost = None;
     for _ in 0..ATTEMPTS_MAX {
-        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known.until).await;
+        let admitted = admit(client, asked, &desk.prompt.blocks, tried, known).await;
         if let Ok(Placement { wait_ns: ns, .. }) | Err(Some((_, ns))) = admitted {
             waited_ns += ns;
             known.wait_ns = Some(waited_ns);
@@ -75,6 +75,9 @@ pub async fn forward(
             let total = prompt.blocks.len() as u32;
             known.prefix_blocks = asked.has_prompt.then_some((belief.matched, total));
             held.believe(belief);
+        }
+        if asked.measured {
+            held.measure(arrived, asked.prompt_tokens);
         }
         let mut order = Order::new(&shard, backend, true, arrived);
         let mut attempt = attempt::attempt(client, desk, intake, &order).await;
@@ -176,14 +179,16 @@ async fn admit(
     asked: &Asked,
     blocks: &[u64],
     tried: Tried,
-    until: Nanos,
+    known: &Known,
 ) -> Result<Placement, Option<(Rejection, u64)>> {
     let shard = client.shard.clone();
-    let since = shard.now();
+    let (since, until) = (shard.now(), known.until);
     if since >= until {
         return Err(Some((Rejection::UpstreamTimeout, 0)));
     }
-    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks };
+    let affinity_key = known.affinity.as_deref().map_or(&[][..], AffinityId::key);
+    let input = Input { tokens: asked.prompt_tokens, affinity_key };
+    let wanted = Wanted { tried, session: asked.session.map(|session| session.stable), blocks, input };
     let decision = shard.dispatcher.borrow_mut().handle_request(since, asked.group, &wanted);
     match decision {
         Decision::Dispatch(placement) => {

@@ -7,7 +7,7 @@ use super::relay::{Errand, outcome};
 use super::reply::{self, Known};
 use super::session::Desk;
 use crate::clock::Nanos;
-use crate::proto::classify::Api;
+use crate::proto::classify::{Api, affinity};
 use crate::proto::dispatcher::Placement;
 use crate::proto::http1::Contract;
 use crate::proto::ids::BackendId;
@@ -37,13 +37,19 @@ impl Errand for Placed<'_> {
         Some(self.api)
     }
 
-    fn begin(&mut self, client: &Client, desk: &mut Desk, first: &[u8]) {
+    fn begin(&mut self, client: &Client, desk: &mut Desk, rx: &[u8]) {
         let shard = &client.shard;
+        if self.asked.measured {
+            self.held.answered(desk.reply.status, desk.reply.is_event_stream, self.asked.reads_to_head);
+        }
+        if self.known.affinity.is_some() {
+            desk.reply.claim(rx, affinity::FIELD);
+        }
         let group = self.asked.group;
         reply::push_lines(&mut desk.lines, &shard.faces.borrow(), group, &self.placement, self.known);
         if self.asked.wants_usage(&shard.catalog.borrow()) && desk.reply.content_encoding.is_none() {
             self.held.listen(self.asked, desk.prompt.blocks.len(), self.api);
-            self.held.hear(first);
+            self.held.hear(&rx[desk.reply.head_len..]);
         }
     }
 

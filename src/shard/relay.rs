@@ -42,9 +42,9 @@ pub trait Errand {
     /// In whose shape an event stream that breaks off says so; `None`: it just ends.
     fn api(&self) -> Option<Api>;
 
-    /// The answer's head is on the desk, and `first` has come of its body. Appends the router's own lines for the client to the
-    /// desk's.
-    fn begin(&mut self, client: &Client, desk: &mut Desk, first: &[u8]);
+    /// The answer's head is on the desk; `rx` begins with it and with what has come of its body. Appends the router's own lines
+    /// for the client to the desk's.
+    fn begin(&mut self, client: &Client, desk: &mut Desk, rx: &[u8]);
 
     /// The answer goes to the client.
     fn accept(&mut self, client: &Client, desk: &Desk);
@@ -176,8 +176,8 @@ pub async fn relay<E: Errand>(
         && client.end().is_none()
         && shard.phase.get() < Phase::Draining;
     desk.lines.clear();
+    exchange.errand().begin(client, desk, &rx);
     let first = &rx[desk.reply.head_len..];
-    exchange.errand().begin(client, desk, first);
     let mut out = shard.buffers.take(MEDIUM_BYTES);
     let rewrite = ResponseRewrite { framing, keep_alive, client_minor: minor, contract: E::CONTRACT };
     encode_response(&mut out, &desk.reply, &rx, &desk.lines, &rewrite);

@@ -5,6 +5,7 @@ use super::session::{After, Desk};
 use super::state::{Faces, Shard};
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::Algorithm;
+use crate::proto::classify::affinity::{self, AffinityId};
 use crate::proto::classify::caller::push_hex;
 use crate::proto::classify::{Api, Endpoint};
 use crate::proto::dispatcher::Placement;
@@ -14,13 +15,15 @@ use crate::proto::ids::GroupId;
 use crate::proto::message::Phase;
 
 /// What is known of a request's way so far: the header lines say no more than that.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Known {
     pub group: Option<GroupId>,
     pub wait_ns: Option<u64>,
     pub retries: u32,
     /// What its session is known by, in a sticky-session pool.
     pub sticky_key: Option<u64>,
+    /// What keeps its conversation together, in a pool whose algorithm does that.
+    pub affinity: Option<Box<AffinityId>>,
     /// Prompt blocks that the chosen server held, and all of them, in a kv-aware pool.
     pub prefix_blocks: Option<(u32, u32)>,
     /// When the request's whole time is up; `NEVER` without such a limit.
@@ -34,6 +37,7 @@ impl Default for Known {
             wait_ns: None,
             retries: 0,
             sticky_key: None,
+            affinity: None,
             prefix_blocks: None,
             until: Nanos::NEVER,
         }
@@ -70,6 +74,12 @@ fn push_way(lines: &mut Vec<u8>, faces: &Faces, algorithm: Option<Algorithm>, kn
     if let Some(key) = known.sticky_key {
         lines.extend_from_slice(&faces.sticky_key);
         push_hex(lines, key);
+        lines.extend_from_slice(b"\r\n");
+    }
+    if let Some(id) = &known.affinity {
+        lines.extend_from_slice(affinity::FIELD);
+        lines.extend_from_slice(b": ");
+        id.push_value(lines);
         lines.extend_from_slice(b"\r\n");
     }
     if known.retries > 0 {

@@ -161,7 +161,7 @@ async fn exchange(client: &mut Client, desk: &mut Desk) -> After {
             return refuse_unread(client, desk, rejection, Some(what), &known, api).await;
         }
     };
-    match Asked::read(client, desk, &intake, endpoint) {
+    match Asked::read(client, desk, &intake, endpoint, &mut known.affinity) {
         Ok(asked) => {
             known.group = Some(asked.group);
             known.sticky_key = asked.session.map(|session| session.shown);
@@ -365,6 +365,7 @@ mod tests {
             head: HeadLimits::new(65_536, b"X-Lifeboat-"),
             caller: CallerRules::new("X-Lifeboat-", None),
             prompt_seed: 1,
+            affinity_seed: [1; 16],
             body_bytes_max: 1 << 20,
             classify_bytes_max: 1 << 20,
             buffered_bytes_max: 1 << 20,

@@ -21,6 +21,7 @@ use crate::clock::{Clock, Nanos};
 use crate::mesh::ShardPort;
 use crate::proto::backend::catalog::{Catalog, Group, Server};
 use crate::proto::backend::prefix_memory::{Touch, TouchKind, TouchStage};
+use crate::proto::classify::affinity::AffinityIds;
 use crate::proto::classify::caller::CallerRules;
 use crate::proto::config::Profile;
 use crate::proto::dispatcher::{Belief, Dispatcher, Event, Outcome, Placement, Prompted};
@@ -38,6 +39,8 @@ pub struct SessionLimits {
     pub caller: CallerRules,
     /// Secret of the process's prompt hashes.
     pub prompt_seed: u64,
+    /// Secret of the process's affinity ids.
+    pub affinity_seed: [u8; 16],
     pub body_bytes_max: u64,
     pub classify_bytes_max: usize,
     /// This shard's part of what all kept bodies of the process may hold.
@@ -131,6 +134,7 @@ pub struct Shard {
     pub figures: RefCell<Figures>,
     /// Bytes per token, by model.
     pub calibrations: RefCell<Calibrations>,
+    pub affinity_ids: RefCell<AffinityIds>,
     pub dispatcher: RefCell<Dispatcher>,
     pub port: RefCell<ShardPort>,
     pub catalog: RefCell<Rc<Catalog>>,
@@ -169,6 +173,7 @@ impl Shard {
         profiles: Box<[Profile]>,
         stargate: Option<StargateOptions>,
     ) -> Shard {
+        let affinity_ids = AffinityIds::new(limits.affinity_seed, id.0);
         let stargate = stargate.map(Stargate::new);
         if let Some(stargate) = &stargate {
             stargate.router.borrow_mut().handle_layout(clock.now(), &catalog.stargate);
@@ -188,6 +193,7 @@ impl Shard {
             upstreams: Upstreams::default(),
             figures: RefCell::default(),
             calibrations: RefCell::default(),
+            affinity_ids: RefCell::new(affinity_ids),
             dispatcher: RefCell::new(dispatcher),
             port: RefCell::new(port),
             faces: RefCell::new(Rc::new(Faces::new(header_prefix, &catalog))),
@@ -295,6 +301,21 @@ impl Shard {
     /// Prompt tokens that this shard had computed there are, or are given up.
     pub fn prefilled(&self, backend: BackendId, work_tokens: u64) {
         self.dispatcher.borrow_mut().handle_prefilled(self.now(), backend, work_tokens);
+    }
+
+    /// A request of a pool that measures goes to that server, with about so many tokens of input.
+    pub fn reading(&self, now: Nanos, backend: BackendId, tokens: u64) {
+        self.dispatcher.borrow_mut().handle_input(now, backend, tokens);
+    }
+
+    /// That input is read, or given up.
+    pub fn read(&self, backend: BackendId, tokens: u64) {
+        self.dispatcher.borrow_mut().handle_read(self.now(), backend, tokens);
+    }
+
+    /// The server read the input of a completed request at that rate, in tokens per second.
+    pub fn sampled(&self, backend: BackendId, tps: f64) {
+        self.dispatcher.borrow_mut().handle_sample(backend, tps);
     }
 
     /// What was dispatched to the server at `sent` never got there, or was refused: it holds `keep` leading blocks of the prompt,

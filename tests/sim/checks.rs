@@ -102,7 +102,11 @@ impl World {
                     );
                 }
                 assert_eq!(shard.in_flight_total(id), self.running_on(id));
+                let first = &self.shards[0];
+                assert_eq!(shard.rate(id), first.rate(id), "seed {seed}: shard {i}'s rate of server {s}");
+                assert_eq!(shard.reading(id), first.reading(id), "seed {seed}: shard {i}, server {s}");
             }
+            assert_eq!(self.shards[0].reading(id).0, self.running_on(id), "all that runs here is still read");
             if ceiling != u32::MAX {
                 assert_eq!(ledger.spare(id), ceiling.saturating_sub(leased), "seed {seed}: server {s}");
                 if leased > ceiling {

@@ -4,6 +4,7 @@ use ringway::proto::admission::ledger::LeaseRules;
 use ringway::proto::backend::catalog::{
     Address, Algorithm, Catalog, Group, KvRules, Pool, Route, RouteId, RoutingMode, Server,
 };
+use ringway::proto::config::lb_config::Entry;
 use ringway::proto::ids::{BackendId, GroupId, PoolId};
 
 use super::world::{Options, World};
@@ -26,13 +27,19 @@ pub fn server(weight: f64, max_concurrency: u32, pool: Option<u16>) -> Server {
         api_key: None,
         models: Some(Vec::new()),
         registered: false,
+        cluster_id: "server".into(),
+        input_tps: 0.0,
         removed: false,
     }
 }
 
 pub fn pool(algorithm: Algorithm, routing_mode: RoutingMode, queue_size: u32, queue_timeout_ms: u64) -> Pool {
     let kv = KvRules::default();
-    Pool { name: "pool".into(), algorithm, routing_mode, queue_size, queue_timeout_ms, kv }
+    let entry = match algorithm {
+        Algorithm::Stargate(method) => Some(Box::new(Entry::new(method))),
+        _ => None,
+    };
+    Pool { name: "pool".into(), algorithm, routing_mode, queue_size, queue_timeout_ms, kv, entry }
 }
 
 pub fn group(candidates: Vec<BackendId>, pool: PoolId) -> Group {

@@ -6,8 +6,9 @@ use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use ringway::clock::Nanos;
 use ringway::proto::admission::ledger::LeaseRules;
 use ringway::proto::backend::catalog::{Algorithm, Catalog, RoutingMode};
+use ringway::proto::config::lb_config::Method;
 use ringway::proto::dispatcher::{
-    Decision, Dispatcher, DispatcherOptions, Event, Outcome, Placement, Wanted,
+    Decision, Dispatcher, DispatcherOptions, Event, Input, Outcome, Placement, Wanted,
 };
 use ringway::proto::error::Rejection;
 use ringway::proto::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
@@ -253,7 +254,14 @@ impl World {
     /// A world in which everything happens.
     pub fn chaotic(seed: u64, shards: usize) -> Self {
         let mut rng = Rng::new(!seed);
-        let algorithms = [Algorithm::WeightedRoundRobin, Algorithm::LeastConnections];
+        let own = [
+            Algorithm::WeightedRoundRobin,
+            Algorithm::LeastConnections,
+            Algorithm::StickySession,
+            Algorithm::KvAware,
+        ];
+        let algorithms: Vec<_> =
+            own.into_iter().chain(Method::ALL.into_iter().map(Algorithm::Stargate)).collect();
         let pools: Vec<_> = (0..1 + rng.below(3))
             .map(|_| {
                 let mode = rng.of(&[
@@ -273,6 +281,9 @@ impl World {
             })
             .collect();
         let mut catalog = catalog(servers, pools);
+        for server in &mut catalog.servers {
+            server.cluster_id = rng.of(&["a", "b", "c", "d", "e"]).into();
+        }
         // A mixed pool over everything, and a model that only some servers have.
         let mixed = PoolId(catalog.pools.len() as u16);
         catalog.pools.push(pool(Algorithm::WeightedRoundRobin, RoutingMode::Queue, 4, 100));
@@ -420,7 +431,13 @@ impl World {
         let Request { shard, group, tried, .. } = self.requests[index];
         self.requests[index].since = self.now;
         self.requests[index].room = self.has_room(group);
-        match self.shards[shard].handle_request(self.now, group, &Wanted { tried, ..Wanted::default() }) {
+        // Some belong together, some do not; prompts of kv-aware pools have a simulation of their own.
+        let key = [1 + (index % 5) as u8];
+        let affinity_key = if index.is_multiple_of(7) { &[][..] } else { &key };
+        let input = Input { tokens: Self::tokens(index), affinity_key };
+        let session = (!index.is_multiple_of(7)).then_some(index as u64 % 5);
+        let wanted = Wanted { tried, session, input, ..Wanted::default() };
+        match self.shards[shard].handle_request(self.now, group, &wanted) {
             Decision::Dispatch(placement) => {
                 assert_eq!(placement.wait_ns, 0);
                 self.begin(index, placement);
@@ -444,6 +461,11 @@ impl World {
             }
         }
         self.after(shard);
+    }
+
+    /// Of a request's input.
+    fn tokens(index: usize) -> u64 {
+        100 * (index % 9) as u64
     }
 
     pub(super) fn has_room(&self, group: GroupId) -> bool {
@@ -470,7 +492,12 @@ impl World {
         }
         let catalog = &self.catalog_of[shard];
         if !self.options.lazy_events {
-            assert_eq!(algorithm_used, catalog.pool(catalog.group(group).pool).algorithm);
+            let own = catalog.pool(catalog.group(group).pool).algorithm;
+            let fallback = match own {
+                Algorithm::Stargate(_) => Algorithm::LeastConnections,
+                own => own.fallback(),
+            };
+            assert!([own, fallback].contains(&algorithm_used), "{algorithm_used:?} in a pool of {own:?}");
             let own = self.shards[shard].in_flight(backend);
             assert!(in_flight >= 1 && (ceiling == 0 || in_flight <= ceiling.max(own)));
         }
@@ -478,6 +505,7 @@ impl World {
             self.wasted_ns += wait_ns;
         }
         self.requests[index].state = State::Running(backend);
+        self.shards[shard].handle_input(self.now, backend, Self::tokens(index));
         self.dispatched[backend.index()] += 1;
         self.account_busy(1);
         let mut service = service_ns.unwrap_or_else(|| self.rng.below(self.options.service_ns_max));
@@ -499,6 +527,10 @@ impl World {
         self.requests[index].state = State::Over;
         self.account_busy(-1);
         let shard = self.requests[index].shard;
+        self.shards[shard].handle_read(self.now, backend, Self::tokens(index));
+        if outcome == Outcome::Success {
+            self.shards[shard].handle_sample(backend, 1.0 + self.rng.below(1000) as f64 / 7.0);
+        }
         self.shards[shard].handle_done(self.now, backend, outcome);
         self.after(shard);
         if failed && self.rng.chance(0.5) {
@@ -516,6 +548,7 @@ impl World {
             State::Running(backend) => {
                 self.requests[index].state = State::Over;
                 self.account_busy(-1);
+                self.shards[shard].handle_read(self.now, backend, Self::tokens(index));
                 self.shards[shard].handle_done(self.now, backend, Outcome::Neutral);
             }
             State::Waiting(ticket) => {

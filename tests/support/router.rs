@@ -367,6 +367,15 @@ impl Router {
         String::from_utf8_lossy(&self.stderr.lock().expect("no holder panics")).into_owned()
     }
 
+    /// Its log, once that text is in it: a line that is written is not yet read here.
+    #[track_caller]
+    pub fn logged(&self, text: &str) -> String {
+        eventually(seconds(5), &format!("{text:?} is logged"), || {
+            let log = self.log();
+            if log.contains(text) { Ok(log) } else { Err(log) }
+        })
+    }
+
     #[track_caller]
     pub fn client(&self) -> Client {
         Client::connect(self.http)

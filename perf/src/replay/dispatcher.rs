@@ -161,6 +161,8 @@ fn catalog(rules: &Rules, servers: usize) -> Catalog {
         api_key: None,
         models: Some(Vec::new()),
         registered: false,
+        cluster_id: "server".into(),
+        input_tps: 0.0,
         removed: false,
     };
     let pool = Pool {
@@ -170,6 +172,7 @@ fn catalog(rules: &Rules, servers: usize) -> Catalog {
         queue_size: QUEUE_SIZE,
         queue_timeout_ms: QUEUE_TIMEOUT_MS,
         kv: rules.kv,
+        entry: None,
     };
     let mut catalog = Catalog {
         version: 1,

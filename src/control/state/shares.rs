@@ -93,7 +93,10 @@ impl<P: Port> State<P> {
             let Some(key) = key(server) else { continue };
             let by_weight = match self.catalog.pool(key.0).algorithm {
                 Algorithm::WeightedRoundRobin | Algorithm::LeastConnections => true,
-                Algorithm::StickySession | Algorithm::KvAware | Algorithm::LeastBusy => false,
+                Algorithm::StickySession
+                | Algorithm::KvAware
+                | Algorithm::LeastBusy
+                | Algorithm::Stargate(_) => false,
             };
             let number = known.len() as u32;
             let (_, first, judged) = known.entry(key).or_insert((number, server, by_weight));

@@ -463,6 +463,8 @@ fn registered(id: &str, url: &ServerUrl) -> Server {
         api_key: None,
         models: None,
         registered: true,
+        cluster_id: id.into(),
+        input_tps: 0.0,
         removed: false,
     }
 }

@@ -187,6 +187,7 @@ mod tests {
             queue_size,
             queue_timeout_ms: 1000,
             kv: KvRules::default(),
+            entry: None,
         };
         let (pool_id, tier, label) = (PoolId(0), "".into(), "p".into());
         let group = Group { candidates: vec![A], members: vec![A], pool: pool_id, tier, label };

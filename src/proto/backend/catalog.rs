@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::proto::config::lb_config::{Entry, Method, MethodSettings};
 use crate::proto::ids::{BackendId, GroupId, PoolId};
 use crate::proto::stargate::layout::Layout;
 
@@ -63,6 +64,10 @@ pub struct Server {
     /// It has registered itself: only trusted listeners use it. It is in no pool, and no group, route or list of models of
     /// other listeners knows it.
     pub registered: bool,
+    /// Capacity domain, which Stargate's algorithms choose; the server's name where nothing else is set.
+    pub cluster_id: Box<str>,
+    /// Input tokens per second, fixed; 0: measured.
+    pub input_tps: f64,
     /// Gone from the configuration, or no longer registered; kept so that ids stay.
     pub removed: bool,
 }
@@ -81,6 +86,8 @@ pub enum Algorithm {
     LeastConnections,
     StickySession,
     KvAware,
+    /// One of Stargate's, with the pool's [`Pool::entry`].
+    Stargate(Method),
     /// No pool's own: where a kv-aware pool sends what no match decides for, if it has [`Miss::LeastBusy`].
     LeastBusy,
 }
@@ -93,6 +100,7 @@ impl Algorithm {
             Algorithm::LeastConnections => "least-connections",
             Algorithm::StickySession => "sticky-session",
             Algorithm::KvAware => "kv-aware",
+            Algorithm::Stargate(method) => method.name(),
             Algorithm::LeastBusy => "least-busy",
         }
     }
@@ -101,7 +109,9 @@ impl Algorithm {
     pub const fn fallback(self) -> Algorithm {
         match self {
             Algorithm::KvAware => Algorithm::WeightedRoundRobin,
-            Algorithm::StickySession => Algorithm::LeastConnections,
+            Algorithm::StickySession | Algorithm::Stargate(Method::Pulsar | Method::PulsarWaitAndWiden) => {
+                Algorithm::LeastConnections
+            }
             own => own,
         }
     }
@@ -182,6 +192,30 @@ pub struct Pool {
     pub queue_timeout_ms: u64,
     /// Read where `algorithm` is [`Algorithm::KvAware`].
     pub kv: KvRules,
+    /// Where `algorithm` is [`Algorithm::Stargate`], that method with its settings. Nothing in them waits: waiting is the queue's
+    /// business.
+    pub entry: Option<Box<Entry>>,
+}
+
+impl Pool {
+    /// Its algorithm keeps what belongs together on one cluster, told by an affinity key.
+    pub fn wants_affinity(&self) -> bool {
+        match (self.algorithm, self.entry.as_deref()) {
+            (Algorithm::Stargate(Method::Pulsar | Method::PulsarWaitAndWiden), _) => true,
+            (Algorithm::Stargate(_), Some(Entry { method: MethodSettings::WaitAndWiden(rules), .. })) => {
+                rules.group > 0
+            }
+            _ => false,
+        }
+    }
+
+    /// Its algorithm goes by how long input is, and how fast and how long servers read it.
+    pub const fn measures(&self) -> bool {
+        match self.algorithm {
+            Algorithm::Stargate(method) => !matches!(method, Method::RoundRobin | Method::Random),
+            _ => false,
+        }
+    }
 }
 
 /// The candidates of requests, and the pool whose rules apply to them.
@@ -263,6 +297,8 @@ pub struct Catalog {
     pub kv_block_bytes: u32,
     /// Some route's pool is sticky-session.
     pub has_sticky_pools: bool,
+    /// Some route's pool [`Pool::measures`]: prompts are worth reading.
+    pub has_measured_pools: bool,
     /// Some server has a [`Server::max_input_tokens`]: tokens are worth estimating.
     pub has_token_limits: bool,
     /// What servers and registrations serve on trusted listeners.

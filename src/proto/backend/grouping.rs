@@ -37,6 +37,7 @@ pub fn built_in_pool(name: &str) -> Pool {
         queue_size: QUEUE_SIZE,
         queue_timeout_ms: QUEUE_TIMEOUT_MS,
         kv: KvRules::default(),
+        entry: None,
     }
 }
 
@@ -95,6 +96,7 @@ pub fn rebuild_groups(catalog: &mut Catalog) {
     catalog.has_kv_pools = kv.is_some();
     catalog.kv_block_bytes = kv.unwrap_or_default().block_bytes;
     catalog.has_sticky_pools = sticky;
+    catalog.has_measured_pools = catalog.routes.iter().any(|route| catalog.pool(route.pool).measures());
 }
 
 fn ids(catalog: &Catalog, keep: impl Fn(&Server) -> bool) -> Vec<BackendId> {

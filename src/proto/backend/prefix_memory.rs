@@ -16,12 +16,15 @@
 //!
 //! *Invariant*: blocks per server never exceed its effective capacity, those that are announced aside (a sixteenth and 64 more), and
 //! [`PrefixMemory::bytes`] never `bytes_max`, but for a moment while tables are made anew.
-//! *Bound and cost*: at most 69 bytes per block of capacity and server, and a few thousand per server and domain: 38 reserved with the
-//! first prompt (the system gives pages as they are written), up to 25 in the index as it grows, up to 6 for clients; beyond 31 servers
-//! per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is cut by the same factor, a power of 15/16. In
-//! instructions per block (`benches/memory.rs`): a lookup 37 whatever the number of servers, a recording of blocks that are held 34, of
-//! new ones that push out others about 300; no allocation per block. A change of capacities that are cut, and forgetting, take time in
-//! proportion to what is held (about 1 ms per 65,536 blocks).
+//! *Bound and cost*: at most 72 bytes per block of capacity and server in a domain of half a million blocks, and a few thousand per
+//! server and domain: 34 reserved with the first prompt (the system gives pages as they are written), 4 for blocks that several
+//! servers hold, 28 in the index as it grows (31 in a domain of 65,536 blocks, 49 in one of 4,096: parts fill unevenly), up to 6 for
+//! clients; beyond 31 servers per domain 1 to 4 more. Where capacities add up to more than `bytes_max`, each is cut by the same factor,
+//! a power of 15/16. In instructions per block (`benches/memory.rs`): a lookup 57 whatever the number of servers, a recording of blocks
+//! that are held 34, of new ones that push out others about 275. A memory that is far larger than the processor's caches costs waits
+//! instead: for a new block two cache lines of the index, its own and that of the one which goes, and both are asked for ahead. No
+//! allocation per block. A change of capacities that are cut, and forgetting, take time in proportion to what is held (about 1 ms per
+//! 65,536 blocks).
 //! *Errors*: none; a server that was not configured remembers nothing.
 //! *Source*: the Lifeboat rules, sections 5.2 to 5.7.
 
@@ -29,6 +32,8 @@ mod clients;
 mod ends;
 mod holders;
 mod index;
+#[expect(unsafe_code, reason = "the prefetch instruction")]
+mod prefetch;
 mod server;
 mod touch;
 
@@ -252,8 +257,7 @@ impl PrefixMemory {
             for (pool, domain) in self.domains.iter_mut().enumerate() {
                 let Some(domain) = domain else { continue };
                 let blocks = domain_blocks(&self.members, pool, cut);
-                domain.index.configure(domain.slots.len(), sets_max(blocks));
-                domain.index.shrink();
+                domain.index.configure(domain.slots.len(), sets_max(blocks), blocks);
             }
         }
     }
@@ -312,14 +316,17 @@ impl PrefixMemory {
 
     /// Leading blocks that the server is believed to hold.
     pub fn matched(&self, server: BackendId, blocks: &[u64]) -> u32 {
-        self.members.get(server.index()).and_then(Option::as_ref).map_or(0, |m| m.memory.matched(blocks))
+        let Some(Some(member)) = self.members.get(server.index()) else { return 0 };
+        let Some(domain) = &self.domains[member.domain.index()] else { return 0 };
+        member.memory.matched(&domain.index, member.slot, blocks)
     }
 
     /// The server was sent this prompt, and it will be recorded when its touch has settled: until then the leading [`TOUCH_BLOCKS_MAX`] blocks match already. Says how many leading blocks matched before.
     pub fn announce(&mut self, server: BackendId, blocks: &[u64]) -> u32 {
         let blocks = &blocks[..blocks.len().min(TOUCH_BLOCKS_MAX)];
-        let Some((member, domain)) = self.member(server) else { return 0 };
-        member.memory.announce(&mut domain.index, member.slot, blocks)
+        let Some(member) = self.members.get_mut(server.index()).and_then(Option::as_mut) else { return 0 };
+        let Some(domain) = &mut self.domains[member.domain.index()] else { return 0 };
+        member.memory.announce(&mut domain.index, member.slot, &mut self.found, blocks)
     }
 
     /// The server was sent this prompt, for `client`: its leading [`TOUCH_BLOCKS_MAX`] blocks are remembered, its head as the most

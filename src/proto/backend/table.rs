@@ -13,6 +13,7 @@
 use std::cell::Cell;
 
 use super::bench::Verdict;
+use super::rates::{Rate, Rates};
 use crate::clock::Nanos;
 use crate::proto::backend::catalog::{Catalog, RoutingMode, Server};
 use crate::proto::ids::{BackendId, ShardId};
@@ -45,10 +46,15 @@ pub struct Row {
     pub in_flight: u32,
     /// The peers' requests on it, as last heard.
     pub peers: u32,
-    /// Prompt tokens that this shard's requests still have computed there, as far as estimated; 0 outside kv-aware pools.
+    /// Prompt tokens that this shard's requests still have computed there, as far as estimated; 0 in pools whose
+    /// algorithm does not ask for it.
     pub prefill_tokens: u64,
     /// The same of the peers' requests, as last heard.
     pub prefill_tokens_peers: u64,
+    /// This shard's requests there whose prompt is not yet computed, and its peers', as last heard. In pools that count
+    /// `prefill_tokens`.
+    pub prefilling: u32,
+    pub prefilling_peers: u32,
     /// Steps by which reports to this shard narrowed its prefix memory, and to its peers, as last heard. Below 0 where others
     /// narrowed and reports here widened.
     pub narrowed: i32,
@@ -82,6 +88,8 @@ impl Row {
             peers: 0,
             prefill_tokens: 0,
             prefill_tokens_peers: 0,
+            prefilling: 0,
+            prefilling_peers: 0,
             narrowed: 0,
             narrowed_peers: 0,
             narrowed_at: Nanos::ZERO,
@@ -133,6 +141,8 @@ pub struct Load {
     pub in_flight: u32,
     /// See [`Row::prefill_tokens`].
     pub prefill_tokens: u64,
+    /// See [`Row::prefilling`].
+    pub prefilling: u32,
     /// See [`Row::narrowed`].
     pub narrowed: i32,
 }
@@ -172,12 +182,21 @@ pub struct BackendTable {
     /// Servers whose row says `changed`.
     changed: Vec<BackendId>,
     changes: Changes,
+    /// How fast servers read input; kept up by whoever measures.
+    rates: Rates,
 }
 
 impl BackendTable {
     pub fn new(shards: usize) -> Self {
         let changes = Changes { kept: [BackendId(0); CHANGES_KEPT], count: 0, read: Cell::new(0) };
-        BackendTable { shards, rows: Vec::new(), heard: Vec::new(), changed: Vec::new(), changes }
+        BackendTable {
+            shards,
+            rows: Vec::new(),
+            heard: Vec::new(),
+            changed: Vec::new(),
+            changes,
+            rates: Rates::new(shards),
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -222,6 +241,7 @@ impl BackendTable {
         if self.rows.len() <= id.index() {
             self.rows.resize_with(id.index() + 1, Row::new);
             self.heard.resize(self.rows.len() * self.shards, Load::default());
+            self.rates.ensure(self.rows.len());
         }
     }
 
@@ -277,6 +297,7 @@ impl BackendTable {
         let row = &mut self.rows[id.index()];
         row.peers = row.peers - heard.in_flight + load.in_flight;
         row.prefill_tokens_peers = row.prefill_tokens_peers - heard.prefill_tokens + load.prefill_tokens;
+        row.prefilling_peers = row.prefilling_peers - heard.prefilling + load.prefilling;
         row.narrowed_peers += load.narrowed - heard.narrowed;
         *heard = load;
     }
@@ -297,16 +318,42 @@ impl BackendTable {
 
     /// Prompt tokens that a request of this shard has computed there from now on.
     pub fn begin_prefill(&mut self, now: Nanos, id: BackendId, tokens: u64) {
-        self.rows[id.index()].prefill_tokens += tokens;
+        let row = &mut self.rows[id.index()];
+        row.prefill_tokens += tokens;
+        row.prefilling += 1;
         self.touch(now, id);
     }
 
     /// Those tokens are computed, or given up.
     pub fn end_prefill(&mut self, now: Nanos, id: BackendId, tokens: u64) {
         let row = &mut self.rows[id.index()];
-        debug_assert!(row.prefill_tokens >= tokens, "what was begun ends once");
+        debug_assert!(row.prefill_tokens >= tokens && row.prefilling > 0, "what was begun ends once");
         row.prefill_tokens = row.prefill_tokens.saturating_sub(tokens);
+        row.prefilling = row.prefilling.saturating_sub(1);
         self.touch(now, id);
+    }
+
+    /// How fast servers read input.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// Lets something be noted of how fast a server reads; decisions see it when that changed what is published.
+    pub fn rate(&mut self, id: BackendId, note: impl FnOnce(&mut Rates) -> bool) {
+        self.ensure(id);
+        if note(&mut self.rates) {
+            self.changes.note(id);
+        }
+    }
+
+    /// The next server whose measured rate the peers lack, with it.
+    pub fn pop_rate(&mut self, me: ShardId) -> Option<(BackendId, Rate)> {
+        self.rates.pop_change(me)
+    }
+
+    /// Has this server's measured rate told once more.
+    pub fn resend_rate(&mut self, id: BackendId) {
+        self.rates.resend(id);
     }
 
     /// What a peer last said of a server.
@@ -324,15 +371,19 @@ impl BackendTable {
     }
 
     pub fn has_changes(&self) -> bool {
-        !self.changed.is_empty()
+        !self.changed.is_empty() || self.rates.has_changes()
     }
 
     /// The next server whose figure the peers lack, with that figure and since when.
     pub fn pop_change(&mut self) -> Option<(BackendId, Load, Nanos)> {
         let id = self.changed.pop()?;
         let row = &mut self.rows[id.index()];
-        let load =
-            Load { in_flight: row.in_flight, prefill_tokens: row.prefill_tokens, narrowed: row.narrowed };
+        let load = Load {
+            in_flight: row.in_flight,
+            prefill_tokens: row.prefill_tokens,
+            prefilling: row.prefilling,
+            narrowed: row.narrowed,
+        };
         Some((id, load, std::mem::replace(&mut row.changed, Nanos::NEVER)))
     }
 }
@@ -354,12 +405,14 @@ mod tests {
     fn peers_are_the_sum_of_what_each_said_last() {
         let mut table = BackendTable::new(3);
         let id = BackendId(2);
-        let load = |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, narrowed: -1 };
+        let load =
+            |in_flight, prefill_tokens| Load { in_flight, prefill_tokens, prefilling: 1, narrowed: -1 };
         table.hear(ShardId(1), id, load(4, 100));
         table.hear(ShardId(2), id, load(3, 30));
         table.hear(ShardId(1), id, load(1, 20));
         assert_eq!((table.row(id).total(), table.heard(ShardId(1), id), table.len()), (4, load(1, 20), 3));
         assert_eq!((table.row(id).prefill_tokens_peers, table.row(id).narrowed_peers), (50, -2));
+        assert_eq!(table.row(id).prefilling_peers, 2);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest as _, Sha256};
 
+use super::affinity::{self, AffinityId};
 use crate::proto::http1::{FieldKind, RequestHead};
 use crate::proto::ids::ClientId;
 
@@ -63,6 +64,17 @@ enum Kind {
     Peer,
 }
 
+impl Kind {
+    const fn word(&self) -> &'static [u8] {
+        match self {
+            Kind::Plain => b"",
+            Kind::MultiTurn => b"multi-turn\0",
+            Kind::Body => b"body\0",
+            Kind::Peer => b"peer\0",
+        }
+    }
+}
+
 impl CallerRules {
     /// `prefix` is the router's header prefix; an empty `secret` is none.
     pub fn new(prefix: &str, secret: Option<&[u8]>) -> Self {
@@ -89,10 +101,36 @@ impl CallerRules {
     /// The session that the request's head names.
     pub fn session<'a>(&self, head: &RequestHead, buf: &'a [u8]) -> Option<Session<'a>> {
         let named = self.own(head, buf, &self.session_field).map(Session::Named);
-        named.or_else(|| api_key(head, buf).map(Session::Key)).or_else(|| {
-            let field = head.named(buf, b"x-multi-turn-session-id")?;
-            Some(field.of(buf)).filter(|id| !id.is_empty()).map(Session::MultiTurn)
-        })
+        named
+            .or_else(|| api_key(head, buf).map(Session::Key))
+            .or_else(|| multi_turn(head, buf).map(Session::MultiTurn))
+    }
+
+    /// The conversation that the request's head names, whoever asks.
+    pub fn affinity(&self, head: &RequestHead, buf: &[u8]) -> Option<AffinityId> {
+        let value = multi_turn(head, buf)?;
+        Some(AffinityId::of_value(value).unwrap_or_else(|| self.affinity_of(&Kind::MultiTurn, value)))
+    }
+
+    /// The conversation that the body names.
+    pub fn affinity_of_body_id(&self, id: &[u8]) -> AffinityId {
+        self.affinity_of(&Kind::Body, id)
+    }
+
+    /// It is shown to the caller: where there is a secret, nobody else can tell what it was made of.
+    fn affinity_of(&self, kind: &Kind, text: &[u8]) -> AffinityId {
+        let (word, affinity) = (kind.word(), b"affinity\0");
+        let digest = match &self.secret {
+            Some(keyed) => keyed
+                .clone()
+                .chain_update(affinity)
+                .chain_update(word)
+                .chain_update(text)
+                .finalize()
+                .into_bytes(),
+            None => Sha256::new().chain_update(affinity).chain_update(word).chain_update(text).finalize(),
+        };
+        AffinityId::new(digest[..16].try_into().expect("digests have 32 bytes"))
     }
 
     /// Value of one of the router's own fields, if sent and not blank.
@@ -128,12 +166,7 @@ impl CallerRules {
     }
 
     fn digest_of(&self, kind: Kind, text: &[u8]) -> Digest {
-        let word: &[u8] = match kind {
-            Kind::Plain => b"",
-            Kind::MultiTurn => b"multi-turn\0",
-            Kind::Body => b"body\0",
-            Kind::Peer => b"peer\0",
-        };
+        let word = kind.word();
         let stable = first_word(&Sha256::new().chain_update(word).chain_update(text).finalize());
         let shown = self.secret.as_ref().map_or(stable, |keyed| {
             first_word(&keyed.clone().chain_update(word).chain_update(text).finalize().into_bytes())
@@ -144,6 +177,11 @@ impl CallerRules {
 
 fn first_word(digest: &[u8]) -> u64 {
     u64::from_be_bytes(digest[..8].try_into().expect("digests have 32 bytes"))
+}
+
+/// The conversation's id as the head has it; a blank one counts as not sent.
+fn multi_turn<'a>(head: &RequestHead, buf: &'a [u8]) -> Option<&'a [u8]> {
+    head.named(buf, affinity::FIELD).map(|field| field.of(buf)).filter(|id| !id.is_empty())
 }
 
 /// The caller's API key.
@@ -226,6 +264,30 @@ mod tests {
         let mut hex = Vec::new();
         push_hex(&mut hex, 0x0123_4567_89ab_cdef);
         assert_eq!(hex, b"0123456789abcdef");
+    }
+
+    #[test]
+    fn a_conversation_is_the_same_by_its_own_value_and_by_what_it_was_made_of() {
+        let conversation = |rules: &CallerRules, value: &str| {
+            let text = format!("POST / HTTP/1.1\r\nHost: a\r\nX-Multi-Turn-Session-Id: {value}\r\n\r\n");
+            let mut head = RequestHead::default();
+            let limits = HeadLimits::new(65_536, b"X-Lifeboat-");
+            parse_request(text.as_bytes(), &mut HeadScan::default(), &limits, &mut head).unwrap();
+            rules.affinity(&head, text.as_bytes())
+        };
+        let (plain, keyed) = (CallerRules::new("X-", None), CallerRules::new("X-", Some(b"secret")));
+        for rules in [&plain, &keyed] {
+            let named = conversation(rules, "turn-1").unwrap();
+            let body = rules.affinity_of_body_id(b"turn-1");
+            assert_ne!(named, body);
+            for id in [named, body] {
+                let mut value = Vec::new();
+                id.push_value(&mut value);
+                assert_eq!(conversation(rules, std::str::from_utf8(&value).unwrap()), Some(id));
+            }
+            assert_eq!(conversation(rules, " "), None);
+        }
+        assert_ne!(conversation(&plain, "turn-1"), conversation(&keyed, "turn-1"));
     }
 
     #[test]

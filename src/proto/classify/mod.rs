@@ -5,6 +5,7 @@
 //! None of them ever fails: what cannot be read is simply not known, and the engine, which gets the very bytes, is the
 //! one to complain about it.
 
+pub mod affinity;
 pub mod body;
 pub mod caller;
 pub mod decode;

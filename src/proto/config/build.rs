@@ -48,6 +48,7 @@ impl PoolSettings {
                 kv_capacity_blocks: self.kv.kv_capacity_blocks,
                 miss: self.kv.miss,
             },
+            entry: self.entry.clone().map(Box::new),
         }
     }
 }
@@ -74,6 +75,11 @@ impl ServerSettings {
             api_key: self.api_key.as_ref().map(|key| key.0.clone()),
             models: (!models.is_empty()).then_some(models),
             registered: false,
+            cluster_id: match self.cluster_id.as_str() {
+                "" => self.name.as_str().into(),
+                id => id.into(),
+            },
+            input_tps: self.input_tps,
             removed: false,
         }
     }

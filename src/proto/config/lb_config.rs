@@ -11,6 +11,7 @@
 //! | `entry` | one algorithm with all its settings |
 //! | `effective` | an entry as a log line shows it |
 //! | `json`, `read` | the text, and every fault in it |
+//! | `pool` | the same settings in a pool of the router's own configuration |
 //!
 //! *Invariant*: every [`EntryId`] that [`LbConfig::resolve`] gives names an entry of the method that was asked for.
 //! *Bound and cost*: parsing is linear in the file, once at start. Resolving hashes the model id once, and that only where the file has
@@ -23,12 +24,14 @@ mod entry;
 pub(super) mod field;
 mod json;
 mod method;
+mod pool;
 mod read;
 
 use std::collections::HashMap;
 
 pub use entry::{Entry, MethodSettings, PowerOfN, Pulsar, WaitAndWiden, Widen};
 pub use method::{Comparator, Method, RendezvousWeight};
+pub(super) use pool::{read_settings, write_settings};
 
 use super::fault::Faults;
 

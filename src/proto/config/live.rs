@@ -59,7 +59,7 @@ impl ServerChange {
 const EXPECTED: &str = "expected a JSON object with one or more of \"weight\", \"max_concurrency\", \"max_input_tokens\", \"routing_tier\"";
 
 /// `None`: TOML has no such value.
-fn toml_of(json: &Json) -> Option<toml::Value> {
+pub(super) fn toml_of(json: &Json) -> Option<toml::Value> {
     match json {
         Json::Null => None,
         Json::Bool(yes) => Some((*yes).into()),

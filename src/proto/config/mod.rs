@@ -429,12 +429,19 @@ impl Settings {
                 warnings
                     .push("[stargate] has no effect: no [[listener]] has profile = \"stargate\"".to_owned());
             }
-            for server in self.all_servers() {
-                if !server.cluster_id.is_empty() || !server.routing_keys.is_empty() || server.input_tps > 0.0
-                {
+            let pools = self.pools.iter().map(|pool| (pool.entry.is_some(), &pool.servers));
+            for (measured, servers) in pools.chain([(false, &self.servers)]) {
+                for server in servers {
+                    let named = !server.cluster_id.is_empty() || server.input_tps > 0.0;
+                    let idle = match (measured, server.routing_keys.is_empty()) {
+                        (true, false) => "routing_keys has",
+                        (false, keyless) if named || !keyless => {
+                            "cluster_id, routing_keys and input_tps have"
+                        }
+                        _ => continue,
+                    };
                     warnings.push(format!(
-                        "server {}: cluster_id, routing_keys and input_tps have no effect: no [[listener]] has profile = \
-                         \"stargate\"",
+                        "server {}: {idle} no effect: no [[listener]] has profile = \"stargate\"",
                         server.name
                     ));
                 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::fault::shorten;
 use super::identity;
 use super::keys::{Keys, Value, Word, list};
+use super::lb_config::{self, Entry, Method};
 use super::sections::{EngineMetrics, Kv, MS_MAX};
 use super::url::{ServerUrl, without_credentials};
 use crate::proto::backend::catalog::{Algorithm, Miss, RoutingMode};
@@ -16,6 +17,8 @@ pub struct PoolSettings {
     /// Unique among pools and standalone servers.
     pub name: String,
     pub algorithm: Algorithm,
+    /// Settings of one of Stargate's algorithms; `None`: it is another.
+    pub entry: Option<Entry>,
     pub routing_mode: RoutingMode,
     /// Requests that may wait at once.
     pub queue_size: u32,
@@ -100,9 +103,13 @@ impl Word for Algorithm {
         (Algorithm::LeastConnections.name(), Algorithm::LeastConnections),
         (Algorithm::StickySession.name(), Algorithm::StickySession),
         (Algorithm::KvAware.name(), Algorithm::KvAware),
+        (Method::PowerOfN.name(), Algorithm::Stargate(Method::PowerOfN)),
+        (Method::WaitAndWiden.name(), Algorithm::Stargate(Method::WaitAndWiden)),
+        (Method::RoundRobin.name(), Algorithm::Stargate(Method::RoundRobin)),
+        (Method::Random.name(), Algorithm::Stargate(Method::Random)),
+        (Method::Pulsar.name(), Algorithm::Stargate(Method::Pulsar)),
+        (Method::PulsarWaitAndWiden.name(), Algorithm::Stargate(Method::PulsarWaitAndWiden)),
     ];
-    const LATER: &'static [&'static str] =
-        &["power-of-n", "wait-and-widen", "round-robin", "random", "pulsar", "pulsar-wait-and-widen"];
 }
 
 impl Value for Algorithm {
@@ -174,7 +181,7 @@ pub(super) type Check = fn(&str) -> Result<(), String>;
 impl PoolSettings {
     pub(super) fn read(mut keys: Keys<'_>, dir: &Path) -> Self {
         let name = keys.value("name", "default".to_owned(), &(pool_name as Check));
-        let algorithm = read_algorithm(&mut keys);
+        let (algorithm, entry) = read_algorithm(&mut keys);
         let routing_mode = keys.value("routing_mode", RoutingMode::Queue, &());
         let queue_size = keys.value("queue_size", QUEUE_SIZE, &(0..=QUEUE_SIZE_MAX));
         let queue_timeout_ms = keys.value("queue_timeout_ms", QUEUE_TIMEOUT_MS, &(1..=MS_MAX));
@@ -184,43 +191,46 @@ impl PoolSettings {
             servers.extend(keys.table_at("server", i).map(|server| ServerSettings::read(server, dir)));
         }
         keys.end();
-        PoolSettings { name, algorithm, routing_mode, queue_size, queue_timeout_ms, kv, servers }
+        PoolSettings { name, algorithm, entry, routing_mode, queue_size, queue_timeout_ms, kv, servers }
     }
 }
 
-/// A name, or a table with the name and the algorithm's own parameters.
-fn read_algorithm(keys: &mut Keys<'_>) -> Algorithm {
-    match keys.raw("algorithm") {
+/// A name, or a table with the name and the settings of one of Stargate's algorithms.
+fn read_algorithm(keys: &mut Keys<'_>) -> (Algorithm, Option<Entry>) {
+    let algorithm = match keys.raw("algorithm") {
         Some(toml::Value::Table(table)) => {
-            let known: Vec<&str> = Algorithm::WORDS.iter().map(|(name, _)| *name).collect();
-            let runs = table.get("name").and_then(|name| name.as_str()).filter(|name| known.contains(name));
-            // Of an algorithm that does not run, the name is the only fault worth telling.
-            if let Some(named) = table.get("name").and_then(|name| name.as_str())
-                && runs.is_none()
-                && Algorithm::LATER.contains(&named)
-            {
-                let expected = format!("not in this version; expected {}", list(&known));
-                keys.faults.push(
-                    format!("{}.name", keys.path_of("algorithm")),
-                    format!("\"{named}\""),
-                    expected,
-                );
-                return Algorithm::WeightedRoundRobin;
-            }
-            let Some(mut inside) = keys.table("algorithm") else { return Algorithm::WeightedRoundRobin };
+            let Some(mut inside) = keys.table("algorithm") else {
+                return (Algorithm::WeightedRoundRobin, None);
+            };
             if !table.contains_key("name") {
+                let known: Vec<&str> = Algorithm::WORDS.iter().map(|(name, _)| *name).collect();
                 inside.fault("name", format!("expected {}", list(&known)));
             }
-            let algorithm = inside.value("name", Algorithm::WeightedRoundRobin, &());
-            inside.end();
-            algorithm
+            match inside.optional("name", &()) {
+                Some(Algorithm::Stargate(method)) => {
+                    let path = inside.path_of("");
+                    let entry = lb_config::read_settings(&path, method, table, inside.faults);
+                    return (Algorithm::Stargate(method), Some(entry));
+                }
+                // Of an algorithm that is not known, the name is the only fault worth telling.
+                None => return (Algorithm::WeightedRoundRobin, None),
+                Some(algorithm) => {
+                    inside.end();
+                    algorithm
+                }
+            }
         }
         Some(toml::Value::String(_)) | None => keys.value("algorithm", Algorithm::WeightedRoundRobin, &()),
         Some(_) => {
             keys.fault("algorithm", "expected the name of an algorithm, or a table { name = … }");
             Algorithm::WeightedRoundRobin
         }
-    }
+    };
+    let entry = match algorithm {
+        Algorithm::Stargate(method) => Some(Entry::new(method)),
+        _ => None,
+    };
+    (algorithm, entry)
 }
 
 impl ServerSettings {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::Settings;
 use super::keys::Value;
+use super::lb_config;
 use super::pools::{PoolSettings, ServerSettings};
 
 /// One table of the text being written.
@@ -58,7 +59,11 @@ impl Settings {
 fn print_pool(pool: &PoolSettings, text: &mut String) {
     let mut table = Table::start(text, "[[pool]]");
     table.put("name", &pool.name.write());
-    table.put("algorithm", &pool.algorithm.name().into());
+    let algorithm = match &pool.entry {
+        Some(entry) => lb_config::write_settings(entry),
+        None => pool.algorithm.name().into(),
+    };
+    table.put("algorithm", &algorithm);
     table.put("routing_mode", &pool.routing_mode.write());
     table.put("queue_size", &pool.queue_size.write());
     table.put("queue_timeout_ms", &pool.queue_timeout_ms.write());

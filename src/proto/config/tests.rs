@@ -423,27 +423,22 @@ fn the_algorithms_file_is_read_with_the_configuration_and_all_faults_come_at_onc
 }
 
 #[test]
-fn ten_algorithms_are_known_and_four_run() {
-    for name in ["weighted-round-robin", "least-connections", "sticky-session", "kv-aware"] {
+fn a_pool_runs_any_of_ten_algorithms() {
+    for (name, algorithm) in Algorithm::WORDS {
         for text in [format!("\"{name}\""), format!("{{ name = \"{name}\" }}")] {
             let settings = parse(&format!("[[pool]]\nalgorithm = {text}\n{SERVER}")).unwrap();
-            assert_eq!(settings.pools[0].algorithm.name(), name);
+            let pool = &settings.pools[0];
+            assert_eq!((pool.algorithm, pool.algorithm.name()), (*algorithm, *name));
+            let method = pool.entry.as_ref().map(|entry| entry.method());
+            assert_eq!(method.map(Algorithm::Stargate), Some(*algorithm).filter(|_| method.is_some()));
+            assert_eq!(method.is_some(), matches!(algorithm, Algorithm::Stargate(_)));
         }
     }
-    for name in ["power-of-n", "wait-and-widen", "round-robin", "random", "pulsar", "pulsar-wait-and-widen"] {
-        let expected = concat!(
-            "not in this version; expected \"weighted-round-robin\", \"least-connections\", ",
-            "\"sticky-session\" or \"kv-aware\""
-        );
-        assert_eq!(
-            faults_with_server(&format!("[[pool]]\nalgorithm = \"{name}\"")),
-            [format!("pool[0].algorithm: \"{name}\": {expected}")]
-        );
-        assert_eq!(
-            faults_with_server(&format!("[[pool]]\nalgorithm = {{ name = \"{name}\", sample_count = 4 }}")),
-            [format!("pool[0].algorithm.name: \"{name}\": {expected}")]
-        );
-    }
+    assert_eq!(Algorithm::WORDS.len(), 10);
+    let text = format!("[[pool]]\nalgorithm = {{ name = \"power-of-n\", sample_count = 4 }}\n{SERVER}");
+    let pool = parse(&text).unwrap().catalog().pools[0].clone();
+    let entry = pool.entry.expect("it is one of Stargate's");
+    assert!(entry.effective_json().contains("\"sample_count\":4"), "{entry:?}");
     let near = faults_with_server("[[pool]]\nalgorithm = \"least_connection\"");
     assert!(near[0].ends_with("nearest: \"least-connections\""), "{near:?}");
     for (text, path) in [
@@ -451,6 +446,12 @@ fn ten_algorithms_are_known_and_four_run() {
         ("{ }", "pool[0].algorithm.name: (missing): expected"),
         ("7", "pool[0].algorithm: 7: expected the name"),
         ("{ name = 7 }", "pool[0].algorithm.name: 7: expected"),
+        ("{ name = \"powerofn\", n = 1 }", "pool[0].algorithm.name: \"powerofn\": expected"),
+        ("{ name = \"random\", n = 1 }", "pool[0].algorithm.n: 1: expected no setting"),
+        (
+            "{ name = \"wait-and-widen\", cache_affinity_wait_ms = 9 }",
+            "pool[0].algorithm.cache_affinity_wait_ms: 9: expected 0: waiting for affinity is for stargate listeners",
+        ),
     ] {
         let found = faults_with_server(&format!("[[pool]]\nalgorithm = {text}"));
         assert!(found.len() == 1 && found[0].starts_with(path), "{found:?}");
@@ -962,6 +963,10 @@ fn pool_settings(index: usize) -> impl Strategy<Value = PoolSettings> {
         move |(algorithm, routing_mode, queue_size, queue_timeout_ms, kv, servers)| PoolSettings {
             name: format!("pool-{index}"),
             algorithm,
+            entry: match algorithm {
+                Algorithm::Stargate(method) => Some(lb_config::Entry::new(method)),
+                _ => None,
+            },
             routing_mode,
             queue_size,
             queue_timeout_ms,

@@ -37,6 +37,7 @@ use super::error::Rejection;
 use super::ids::{BackendId, GroupId, PoolId, ShardId, Ticket};
 use super::message::{Message, Tried, Update, Urgency};
 use super::report::{CLIENTS_SHOWN_MAX, ShardReport};
+pub use super::route::chooser::Input;
 use super::route::policy::{Affinity, Choice};
 use super::route::router::Router;
 use crate::clock::Nanos;
@@ -59,6 +60,8 @@ pub struct DispatcherOptions {
     pub lease_rules: LeaseRules,
     /// What this shard's prefix memory may take, in bytes.
     pub kv_memory_bytes_max: usize,
+    /// Where algorithms that draw lots begin; each shard draws its own.
+    pub seed: u64,
 }
 
 impl Default for DispatcherOptions {
@@ -70,6 +73,7 @@ impl Default for DispatcherOptions {
             wheel_phase: None,
             lease_rules: LeaseRules::default(),
             kv_memory_bytes_max: 1 << 30,
+            seed: 0,
         }
     }
 }
@@ -96,11 +100,13 @@ pub struct Wanted<'a> {
     pub session: Option<u64>,
     /// Identities of its prompt's full blocks, in order. Read in kv-aware pools.
     pub blocks: &'a [u64],
+    /// Read in pools of Stargate's algorithms.
+    pub input: Input<'a>,
 }
 
 impl<'a> Wanted<'a> {
     fn affinity(&self, memory: &'a PrefixMemory, ends: &'a Ends) -> Affinity<'a> {
-        Affinity { session: self.session, memory, ends, blocks: self.blocks }
+        Affinity { session: self.session, memory, ends, blocks: self.blocks, input: self.input }
     }
 }
 
@@ -168,8 +174,8 @@ struct Waiting {
     tried: Tried,
     /// What the wheel here chose, to be taken back if it comes otherwise.
     preferred: Option<Choice>,
-    /// Where its session belongs.
-    owner: Option<BackendId>,
+    /// Where its session, or its key, belongs.
+    home: Option<BackendId>,
     /// The event is in the queue: the server it got, or none.
     answered: Option<Option<BackendId>>,
 }
@@ -224,7 +230,11 @@ impl Dispatcher {
             catalog: Box::default(),
             groups_current: Vec::new(),
             table: BackendTable::new(shards),
-            router: Router::new(shards, options.wheel_phase.unwrap_or(me.0.into())),
+            router: Router::new(
+                shards,
+                options.wheel_phase.unwrap_or(me.0.into()),
+                options.seed ^ u64::from(me.0),
+            ),
             home: (me == ShardId::HOME).then(|| Home::new(shards, options.lease_rules)),
             waiting: Tickets::default(),
             deadlines: BTreeSet::new(),
@@ -364,10 +374,10 @@ impl Dispatcher {
 
     fn wait(&mut self, now: Nanos, group: GroupId, wanted: &Wanted<'_>, preferred: Option<Choice>) -> Ticket {
         let tried = wanted.tried;
-        let owner = self.router.session_owner(group, wanted.session);
+        let home = self.router.home(group, wanted.session, wanted.input);
         let pool = self.router.group(group).expect("the caller checked").pool;
         let deadline = now.plus_ms(self.catalog.pool(pool).queue_timeout_ms);
-        let waiting = Waiting { group, pool, since: now, deadline, tried, preferred, owner, answered: None };
+        let waiting = Waiting { group, pool, since: now, deadline, tried, preferred, home, answered: None };
         let ticket = self.waiting.insert(waiting);
         self.deadlines.insert((deadline, ticket));
         self.waiting_by_group[group.index()] += 1;
@@ -381,13 +391,13 @@ impl Dispatcher {
         let waiting = self.waiting.get_mut(ticket).filter(|w| w.answered.is_none())?;
         waiting.answered = Some(got);
         let (group, since) = (waiting.group, waiting.since);
-        let (choice, owner) = (waiting.preferred.take(), waiting.owner);
+        let (choice, home) = (waiting.preferred.take(), waiting.home);
         self.deadlines.remove(&(waiting.deadline, ticket));
         self.waiting_by_group[group.index()] -= 1;
         self.waiting_by_pool[waiting.pool.index()] -= 1;
         let held = self.router.group(group).expect("groups with requests exist");
         let (algorithm, fallback) = (held.algorithm, held.fallback());
-        let at_home = owner.is_some() && got == owner;
+        let at_home = home.zip(got).is_some_and(|(home, got)| self.router.is_home(group, home, got));
         if let Some(asked) = choice.map(|choice| choice.backend) {
             self.table.row_mut(asked).asked -= 1;
             if got != Some(asked) {
@@ -403,7 +413,7 @@ impl Dispatcher {
                 self.router.undo(group, choice);
                 fallback
             }
-            // Whichever server had room first; a session's own is its own.
+            // Whichever server had room first; where it belongs it is at home.
             None if at_home => algorithm,
             None => fallback,
         };
@@ -494,6 +504,9 @@ impl Dispatcher {
                 self.lag_ns[from.index()] = now.since(changed);
             }
             Message::Sent { group, backend, sent } => self.router.hear(from, group, backend, sent),
+            Message::Rate { backend, rate } => {
+                self.table.rate(backend, |rates| rates.hear(from, backend, rate))
+            }
             Message::Bench { backend, until, judged, level, by } => {
                 self.table.ensure(backend);
                 let verdict = Verdict { until, judged, level, by: Some(by) };
@@ -538,6 +551,7 @@ impl Dispatcher {
     pub fn handle_dropped(&mut self, message: Message) {
         match message {
             Message::Load { backend, changed, .. } => self.table.resend(backend, changed),
+            Message::Rate { backend, .. } => self.table.resend_rate(backend),
             Message::Sent { group, backend, .. } => self.router.resend(group, backend),
             _ => {}
         }
@@ -669,6 +683,9 @@ impl Dispatcher {
     pub fn flush(&mut self, _now: Nanos) {
         while let Some((backend, load, changed)) = self.table.pop_change() {
             self.tell_peers(Message::Load { backend, load, changed }, Urgency::Lazy);
+        }
+        while let Some((backend, rate)) = self.table.pop_rate(self.me) {
+            self.tell_peers(Message::Rate { backend, rate }, Urgency::Lazy);
         }
         while let Some((group, backend, sent)) = self.router.pop_change() {
             self.tell_peers(Message::Sent { group, backend, sent }, Urgency::Lazy);

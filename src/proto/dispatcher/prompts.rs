@@ -9,6 +9,7 @@ use crate::clock::Nanos;
 use crate::proto::backend::prefix_memory::{
     MemoryFigures, NARROWED_MAX, Stamp, Touch, TouchKind, TouchStage,
 };
+use crate::proto::backend::rates::Published;
 use crate::proto::ids::{BackendId, ClientId, GroupId, ShardId};
 
 /// Blocks by which report and belief may differ and be the same: engines cache in blocks of their own size, and compute the
@@ -99,8 +100,44 @@ impl Dispatcher {
         if backend.index() < self.table.len() {
             self.table.narrow(now, backend, -self.table.row(backend).narrowed);
             self.table.row_mut(backend).narrowed_at = Nanos::ZERO;
+            let me = self.me;
+            self.table.rate(backend, |rates| {
+                rates.restart(me, backend);
+                false
+            });
             self.memory.narrow(backend, self.table.narrowed(backend));
         }
+    }
+
+    /// A request of this shard was placed on that server of a group that measures, with about `tokens` tokens of input: counted
+    /// as work until [`Dispatcher::handle_read`], once.
+    pub fn handle_input(&mut self, now: Nanos, backend: BackendId, tokens: u64) {
+        self.table.note_change(backend);
+        self.table.begin_prefill(now, backend, tokens);
+    }
+
+    /// The server has begun to answer, or nobody waits for it any more.
+    pub fn handle_read(&mut self, now: Nanos, backend: BackendId, tokens: u64) {
+        self.table.note_change(backend);
+        self.table.end_prefill(now, backend, tokens);
+    }
+
+    /// A completed request was read at that rate, in tokens per second.
+    pub fn handle_sample(&mut self, backend: BackendId, tps: f64) {
+        let me = self.me;
+        self.table.rate(backend, |rates| rates.note(me, backend, tps));
+    }
+
+    /// Requests whose input a server still has to read, and its tokens, over all shards as far as heard.
+    pub fn reading(&self, backend: BackendId) -> (u32, u64) {
+        self.table.rows().get(backend.index()).map_or((0, 0), |row| {
+            (row.prefilling + row.prefilling_peers, row.prefill_tokens + row.prefill_tokens_peers)
+        })
+    }
+
+    /// How fast a server reads, measured by all shards as far as heard.
+    pub fn rate(&self, backend: BackendId) -> Published {
+        if backend.index() < self.table.len() { self.table.rates().of(backend) } else { Published::default() }
     }
 
     /// A touch of any shard.

@@ -28,6 +28,8 @@ fn server(weight: f64, max_concurrency: u32) -> Server {
         api_key: None,
         models: Some(Vec::new()),
         registered: false,
+        cluster_id: "server".into(),
+        input_tps: 0.0,
         removed: false,
     }
 }
@@ -45,6 +47,7 @@ fn catalog(servers: &[(f64, u32)], routing_mode: RoutingMode, queue_size: u32) -
         queue_size,
         queue_timeout_ms: 1000,
         kv: KvRules::default(),
+        entry: None,
     };
     let candidates = (0..servers.len() as u16).map(BackendId).collect();
     Catalog {

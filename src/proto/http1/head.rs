@@ -195,6 +195,15 @@ impl ResponseHead {
     pub fn named(&self, buf: &[u8], name: &[u8]) -> Option<Span> {
         named(&self.fields, buf, name)
     }
+    /// Has the fields of that name count as the router's own, which do not go on to a client that is no router: it says itself
+    /// what they say.
+    pub fn claim(&mut self, buf: &[u8], name: &[u8]) {
+        for field in &mut self.fields {
+            if field.kind == FieldKind::Other && field.name.of(buf).eq_ignore_ascii_case(name) {
+                field.kind = FieldKind::RouterOwn;
+            }
+        }
+    }
     /// 1xx: the final response is still to come.
     pub fn is_interim(&self) -> bool {
         self.status < 200

@@ -1,5 +1,6 @@
 //! What an algorithm is: it chooses one of the candidates it is shown.
 
+use super::chooser::Input;
 use super::wheel::Wheel;
 use crate::proto::backend::catalog::Algorithm;
 use crate::proto::backend::prefix_memory::{Ends, PrefixMemory};
@@ -32,6 +33,8 @@ pub struct Affinity<'a> {
     pub memory: &'a PrefixMemory,
     /// Where earlier prompts ended.
     pub ends: &'a Ends,
+    /// What it says to Stargate's algorithms.
+    pub input: Input<'a>,
     /// Its prompt's full blocks; none when the memory was not asked.
     pub blocks: &'a [u64],
 }

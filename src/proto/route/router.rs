@@ -11,6 +11,8 @@
 //!
 //! *Invariant*: `live` holds exactly the slots that the group's wheel carries, in the group's order. What a group has caught up with
 //! is what a look at every row would find (debug builds look).
+//! In groups of Stargate's algorithms the chooser catches up the same way ([`super::chooser`]); where it has no choice, it is
+//! least-connections.
 //! *Bound and cost*: no allocation, no hashing. In kv-aware and weighted round-robin groups a pick is O(servers that hold as much
 //! of the prompt as the one chosen + log candidates + distinct weights), and O(log candidates) for each server that changed since
 //! the last pick, at most O(candidates) in all. For least-connections, sticky-session and misses to the least busy, and for a request that has been to other
@@ -20,6 +22,8 @@
 use std::cell::Cell;
 
 use super::balance::{Balance, Takers};
+use super::chooser::{Chooser, Input};
+use super::group::{RouteGroup, slot_in};
 use super::kv_aware::{KvAware, Loads};
 use super::least_busy::LeastBusy;
 use super::least_connections::LeastConnections;
@@ -29,139 +33,12 @@ use super::sticky_session::{Member, StickySession, hash_name, owner};
 use super::weighted_round_robin::WeightedRoundRobin;
 use super::wheel::Wheel;
 use crate::clock::Nanos;
-use crate::proto::backend::catalog::{Algorithm, Catalog, KvRules, Miss};
+use crate::limits::ATTEMPTS_MAX;
+use crate::proto::backend::catalog::{Algorithm, Catalog};
 use crate::proto::backend::table::{BackendTable, Row};
-use crate::proto::ids::{BackendId, GroupId, PoolId, ShardId};
+use crate::proto::ids::{BackendId, GroupId, ShardId};
 use crate::proto::message::{Sent, Tried};
-
-/// One group as a shard routes it.
-#[derive(Debug)]
-pub struct RouteGroup {
-    pub candidates: Vec<BackendId>,
-    pub pool: PoolId,
-    pub algorithm: Algorithm,
-    kv: KvRules,
-    /// What session keys are spread over, in sticky-session pools.
-    members: Vec<Member>,
-    /// Slots of the live candidates.
-    live: Vec<u16>,
-    wheel: Wheel,
-    /// In kv-aware pools.
-    balance: Balance,
-    /// In kv-aware and weighted round-robin pools, as the table was at `seen`.
-    roster: Roster,
-    /// The table's count of changes; `None`: all is to be looked at.
-    seen: Option<u64>,
-    /// Steps the wheel still has to start further, once something is on it.
-    phase: u32,
-    /// What this shard sent, by slot.
-    sent: Vec<Sent>,
-    /// What peers sent as last heard, by slot, then shard.
-    heard: Vec<Sent>,
-    /// By slot: peers lack the newest `sent`.
-    unsaid: Vec<bool>,
-}
-
-impl RouteGroup {
-    pub fn has_live(&self) -> bool {
-        !self.live.is_empty()
-    }
-    pub fn live(&self) -> impl Iterator<Item = BackendId> {
-        self.live.iter().map(|slot| self.candidates[*slot as usize])
-    }
-    /// What places a request for which the group's algorithm has no preference, or one that cannot be followed.
-    pub fn fallback(&self) -> Algorithm {
-        match (self.algorithm, self.kv.miss) {
-            (Algorithm::KvAware, Miss::LeastBusy) => Algorithm::LeastBusy,
-            (own, _) => own.fallback(),
-        }
-    }
-    /// O(candidates): off the request path only.
-    fn slot(&self, id: BackendId) -> Option<u16> {
-        self.candidates.iter().position(|c| *c == id).map(|slot| slot as u16)
-    }
-
-    fn refresh(&mut self, now: Nanos, table: &BackendTable, weights: &mut Vec<u64>) {
-        self.live.clear();
-        let slots = || (0..).zip(self.candidates.iter().map(|id| table.row(*id)));
-        self.live.extend(slots().filter(|(_, row)| row.eligible(now)).map(|(slot, _)| slot));
-        if self.live.is_empty() {
-            self.live.extend(slots().filter(|(_, row)| row.fit()).map(|(slot, _): (u16, _)| slot));
-        }
-        weights.clear();
-        weights.resize(self.candidates.len(), 0);
-        for slot in &self.live {
-            weights[*slot as usize] = table.row(self.candidates[*slot as usize]).weight;
-        }
-        self.wheel.set_weights(weights);
-        self.balance.set_weights(weights);
-        self.roster.set_weights(weights);
-        self.seen = None;
-        if !self.live.is_empty() {
-            for _ in 0..std::mem::take(&mut self.phase) {
-                self.wheel.turn();
-            }
-        }
-    }
-
-    /// Whether decisions look at `roster`.
-    fn is_kept(&self) -> bool {
-        self.algorithm.fallback() == Algorithm::WeightedRoundRobin
-    }
-
-    /// Takes over what changed in the table since it was last looked at. `groups_of`: the groups of each server, with its slot.
-    #[inline]
-    fn catch_up(
-        &mut self,
-        id: GroupId,
-        table: &BackendTable,
-        groups_of: &[Vec<(GroupId, u16)>],
-        room: &impl Fn(BackendId, &Row) -> bool,
-    ) {
-        let changes = match self.seen {
-            // A look at all is cheaper than one at as many changes.
-            Some(seen) if table.change_count() - seen <= self.live.len() as u64 => table.changes_since(seen),
-            _ => None,
-        };
-        match changes {
-            Some(changes) => {
-                for backend in changes {
-                    if let Some(slot) = slot_in(groups_of, id, backend) {
-                        self.see(slot, backend, table.row(backend), room);
-                    }
-                }
-            }
-            None => {
-                for i in 0..self.live.len() {
-                    let slot = self.live[i];
-                    let backend = self.candidates[slot as usize];
-                    self.see(slot, backend, table.row(backend), room);
-                }
-                // All of them are read.
-                table.changes_since(table.change_count());
-            }
-        }
-        self.seen = Some(table.change_count());
-        debug_assert!(self.live.iter().all(|slot| {
-            let backend = self.candidates[*slot as usize];
-            let row = table.row(backend);
-            self.roster.entry(*slot) == (row.load(), room(backend, row))
-        }));
-    }
-
-    /// One server as it is now.
-    #[inline]
-    fn see(&mut self, slot: u16, id: BackendId, row: &Row, room: &impl Fn(BackendId, &Row) -> bool) {
-        if !self.wheel.carries(slot) {
-            return;
-        }
-        let has_room = room(id, row);
-        if self.roster.set(slot, row.weight, row.load(), has_room) {
-            self.wheel.show(slot, has_room);
-            self.balance.set_room(slot, has_room);
-        }
-    }
-}
+use crate::proto::stargate::random::Rng;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -176,11 +53,12 @@ pub struct Router {
     /// What is shown to the algorithm, and weights by slot; kept for their memory.
     shown: Vec<Candidate>,
     weights: Vec<u64>,
+    rng: Rng,
 }
 
 impl Router {
-    /// Wheels start `phase` steps further than the textbook's.
-    pub fn new(shards: usize, phase: u32) -> Self {
+    /// Wheels start `phase` steps further than the textbook's. Algorithms that draw lots do so from `seed`.
+    pub fn new(shards: usize, phase: u32, seed: u64) -> Self {
         Router {
             shards,
             phase,
@@ -189,6 +67,7 @@ impl Router {
             changes: Vec::new(),
             shown: Vec::new(),
             weights: Vec::new(),
+            rng: Rng::new(seed),
         }
     }
 
@@ -240,6 +119,15 @@ impl Router {
                 _ => Vec::new(),
             };
             let slots = group.candidates.len();
+            let chooser = pool.entry.as_deref().map(|entry| {
+                // What it remembers is of clusters by name, and goes on where the configuration is the same.
+                let held = self.groups.get_mut(i).and_then(|held| held.chooser.take());
+                let held = held.filter(|held| held.entry() == entry);
+                let mut chooser = held.unwrap_or_else(|| Box::new(Chooser::new(entry)));
+                let servers = group.candidates.iter().map(|id| catalog.server(*id));
+                chooser.set_seats(servers.map(|server| (&*server.cluster_id, server.input_tps)));
+                chooser
+            });
             let fresh = RouteGroup {
                 candidates: group.candidates.clone(),
                 pool: group.pool,
@@ -250,6 +138,7 @@ impl Router {
                 wheel: Wheel::new(slots),
                 balance: Balance::new(slots),
                 roster: Roster::new(slots),
+                chooser,
                 seen: None,
                 phase: self.phase,
                 sent: vec![Sent::default(); slots],
@@ -263,6 +152,7 @@ impl Router {
                     held.algorithm = algorithm;
                     held.kv = kv;
                     held.members = fresh.members;
+                    held.chooser = fresh.chooser;
                 }
                 Some(held) => {
                     // These figures are absolute: what stands under a server must go on, or peers would hear of turns undone.
@@ -310,6 +200,8 @@ impl Router {
     ) -> Option<Choice> {
         let choice = if tried.is_empty() && self.groups[group.index()].is_kept() {
             self.pick_of_all(group, affinity, table, room)
+        } else if let Some(choice) = self.pick_by_chooser(group, tried, affinity, table, &room) {
+            return Some(choice);
         } else {
             let fits = |id, row: &Row| !tried.contains(id) && room(id, row);
             self.pick_of_some(group, affinity, table, fits)
@@ -358,6 +250,29 @@ impl Router {
         })
     }
 
+    /// In a group of one of Stargate's algorithms, if it has a choice.
+    fn pick_by_chooser(
+        &mut self,
+        group: GroupId,
+        tried: Tried,
+        affinity: Affinity<'_>,
+        table: &BackendTable,
+        room: &impl Fn(BackendId, &Row) -> bool,
+    ) -> Option<Choice> {
+        let held = &mut self.groups[group.index()];
+        held.chooser.as_ref()?;
+        held.catch_up_chooser(group, table, &self.groups_of, room);
+        let groups_of = &self.groups_of;
+        let (mut slots, mut count) = ([0; ATTEMPTS_MAX], 0);
+        for slot in tried.iter().filter_map(|id| slot_in(groups_of, group, id)) {
+            slots[count] = slot;
+            count += 1;
+        }
+        let slot = held.chooser.as_mut()?.choose(affinity.input, &slots[..count], &mut self.rng)?;
+        let backend = held.candidates[slot as usize];
+        Some(Choice { backend, slot, turned: false, by: held.algorithm })
+    }
+
     /// Of those that `fits` holds for, looking at all.
     fn pick_of_some(
         &mut self,
@@ -390,7 +305,8 @@ impl Router {
         Some(match by {
             Algorithm::LeastBusy => LeastBusy { balance: &held.balance }.choose(wheel, shown),
             Algorithm::WeightedRoundRobin | Algorithm::KvAware => WeightedRoundRobin.choose(wheel, shown),
-            Algorithm::LeastConnections => LeastConnections.choose(wheel, shown),
+            // One of Stargate's comes here when it has no choice.
+            Algorithm::LeastConnections | Algorithm::Stargate(_) => LeastConnections.choose(wheel, shown),
             Algorithm::StickySession => {
                 let sticky = StickySession { key: affinity.session, members: &held.members };
                 sticky.choose(wheel, shown)
@@ -437,10 +353,26 @@ impl Router {
         Some(Choice { backend: chosen.backend, slot: chosen.slot, turned: false, by: Algorithm::KvAware })
     }
 
-    /// In a sticky-session group: the server that the session belongs to, eligible or not.
-    pub fn session_owner(&self, group: GroupId, session: Option<u64>) -> Option<BackendId> {
-        let held = self.groups.get(group.index())?;
-        session.and_then(|key| owner(key, &held.members))
+    /// Where a request belongs, eligible or not: in a sticky-session group the session's server, in one of pulsar's a server of the
+    /// first cluster of its key.
+    pub fn home(&mut self, group: GroupId, session: Option<u64>, input: Input<'_>) -> Option<BackendId> {
+        let held = self.groups.get_mut(group.index())?;
+        match &mut held.chooser {
+            Some(chooser) => {
+                let slot = chooser.first(input.affinity_key)?;
+                Some(held.candidates[slot as usize])
+            }
+            None => session.and_then(|key| owner(key, &held.members)),
+        }
+    }
+
+    /// Whether who belongs at the one server is at home at the other.
+    pub fn is_home(&self, group: GroupId, home: BackendId, other: BackendId) -> bool {
+        let clustered = || {
+            let chooser = self.groups.get(group.index())?.chooser.as_ref()?;
+            Some(chooser.are_one(self.slot_of(group, home)?, self.slot_of(group, other)?))
+        };
+        home == other || clustered().unwrap_or(false)
     }
 
     /// Takes a turned choice back: the request went elsewhere or nowhere.
@@ -554,13 +486,6 @@ impl Router {
             self.mark(group, slot);
         }
     }
-}
-
-/// The place of a server in a group. O(log of the server's groups).
-#[inline]
-fn slot_in(groups_of: &[Vec<(GroupId, u16)>], group: GroupId, id: BackendId) -> Option<u16> {
-    let groups = groups_of.get(id.index())?;
-    groups.binary_search_by_key(&group, |(g, _)| *g).ok().map(|i| groups[i].1)
 }
 
 #[inline]

@@ -41,13 +41,22 @@ pub struct Ask<'a> {
     pub affinity_key: &'a [u8],
     /// Clusters that failed this request: indices, few, in any order.
     pub excluded: &'a [usize],
+    /// By index: clusters that take nothing just now and count as excluded; they may be many. Empty: none.
+    pub shut: &'a [bool],
 }
 
 impl Ask<'_> {
-    /// Whether the cluster with that index failed the request.
+    /// Whether the cluster with that index failed the request, or is shut.
     #[inline]
     pub fn excludes(&self, index: usize) -> bool {
         !self.excluded.is_empty() && self.excluded.contains(&index)
+            || self.shut.get(index).is_some_and(|shut| *shut)
+    }
+
+    /// Whether any cluster may not be chosen for such a reason.
+    #[inline]
+    pub fn excludes_some(&self) -> bool {
+        !self.excluded.is_empty() || !self.shut.is_empty()
     }
 }
 
@@ -150,6 +159,15 @@ impl Balancer {
             }
             (method, memory) => panic!("{memory:?} was not made for {method:?}"),
         }
+    }
+
+    /// The cluster that is first for an affinity key, whatever room it has; other arguments as for [`Balancer::choose`]. `None`: the
+    /// algorithm ranks none.
+    pub fn first(&mut self, clusters: &[Cluster], version: u64, affinity_key: &[u8]) -> Option<usize> {
+        let Memory::Rankings(rankings) = &mut self.memory else { return None };
+        rankings.look(clusters, version);
+        let key = rankings.take(clusters, affinity_key);
+        rankings.first(key).map(|first| first as usize)
     }
 
     /// After [`Choice::Unavailable`]: in how many nanoseconds bounds on queue times, which grow as the request's objective nears, let in a

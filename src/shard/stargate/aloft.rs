@@ -84,7 +84,7 @@ impl Errand for Answered {
         None
     }
 
-    fn begin(&mut self, client: &Client, desk: &mut Desk, _first: &[u8]) {
+    fn begin(&mut self, client: &Client, desk: &mut Desk, _rx: &[u8]) {
         desk.lines.extend_from_slice(&client.shard.faces.borrow().identities[self.backend.index()]);
         desk.lines.extend_from_slice(b"x-stargate-cluster-id: ");
         self.aloft.with(|router, flight| {

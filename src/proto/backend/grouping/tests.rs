@@ -19,6 +19,8 @@ fn server(name: &str, pool: Option<u16>, models: Option<&[&str]>) -> Server {
         api_key: None,
         models: models.map(|models| models.iter().map(|model| Box::from(*model)).collect()),
         registered: false,
+        cluster_id: "server".into(),
+        input_tps: 0.0,
         removed: false,
     }
 }

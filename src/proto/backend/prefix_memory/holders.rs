@@ -23,6 +23,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Set(u32);
 
 impl Set {
+    pub(super) const EMPTY: Set = Set(0);
     pub(super) const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -138,6 +139,16 @@ impl Holders {
             None => {
                 let slot = (set.0 & 0xffff) as usize;
                 if slot / 64 == at { 1 << (slot % 64) } else { 0 }
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn has(&self, set: Set, slot: u16) -> bool {
+        match set.mask() {
+            Some(mask) => slot < INLINE_SLOTS && mask >> slot & 1 == 1,
+            None => {
+                set == Set::single(slot) || self.word(set, usize::from(slot / 64)) >> (slot % 64) & 1 == 1
             }
         }
     }

@@ -1,28 +1,36 @@
-//! Which servers of a domain hold a block: one probe per block, however many servers there are.
+//! Which servers of a domain hold a block: one probe per block, however many servers there are. For one of them, mostly the only
+//! one, it also tells the node, so that a block which one server holds is in no other table.
 //!
-//! A chained hash table in 64 parts by the identity's top bits, so that growing stops the shard for a 64th of the table at a
-//! time. Identities are random already and place themselves: their next bits, multiplied by the number of buckets, are the bucket.
-//! Chains cost fewer instructions than open addressing here, as each new block pushes an old one out, and to take one out of an
-//! open table moves others.
+//! A memory is far larger than a processor's caches, and waiting for it is most of the cost. So this is a table of cache lines of four
+//! blocks each (see [`part`]), and what is searched for soon is asked for ahead. Identities are random already and place themselves: their
+//! top bits are the number of one of 64 parts, so that growing stops the shard for a 64th of the table at a time, and the next bits,
+//! multiplied by the number of its lines, are a line of it.
 //!
 //! *Invariant*: a block is in the table if and only if its set of holders is not empty.
-//! *Bound and cost*: 20 bytes per block, parts grow by an eighth. A lookup takes one probe per block until no server is left,
-//! and bit operations only where the holders change. Nothing is allocated but by growing.
+//! *Bound and cost*: 16 bytes per place, two thirds of them taken at most; parts grow by an eighth, and from half of what they
+//! are expected to hold on to all of that: six standard deviations more than the mean. A lookup takes one probe per block until no
+//! server is left, and bit operations only where the holders change. Nothing is allocated but by growing.
 
+mod part;
+
+use super::NONE;
 use super::holders::{Holders, Set};
-use super::{NONE, reduce};
+use part::{Line, NODE_MASK, Part, Place, expected_in_part, lines_for};
 
 const PARTS: usize = 64;
 const PART_BITS: u32 = PARTS.trailing_zeros();
-/// Entries by which a part grows at least.
-const GROWTH_MIN: usize = 8;
+/// Blocks by which a search is asked for ahead.
+pub(super) const AHEAD: usize = 8;
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    identity: u64,
-    holders: Set,
-    /// Next of the same bucket, or of the free ones.
-    next: u32,
+/// What became of a node that was put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    /// The index tells it.
+    Told,
+    /// The index tells another server's.
+    Apart,
+    /// The server was among the holders before: nothing was changed.
+    Known,
 }
 
 /// Servers that hold just so many leading blocks of a prompt: the slots `64 × word` and the 63 after it, as a mask.
@@ -46,176 +54,192 @@ impl Level {
     }
 }
 
-/// As many buckets as there is room for entries.
-#[derive(Debug)]
-struct Part {
-    buckets: Box<[u32]>,
-    entries: Vec<Entry>,
-    free: u32,
-    taken: u32,
-}
-
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Index {
     parts: Box<[Part; PARTS]>,
     holders: Holders,
+    /// Nodes of servers that could not be put among the holders.
+    overlooked: usize,
     /// Servers still in the run, where they are not a mask.
     running: Vec<u64>,
 }
 
-impl Part {
-    fn new() -> Self {
-        Part { buckets: Box::default(), entries: Vec::new(), free: NONE, taken: 0 }
-    }
-
-    #[inline]
-    fn bucket(&self, identity: u64) -> usize {
-        reduce(identity << PART_BITS, self.buckets.len())
-    }
-
-    #[inline]
-    fn holders(&self, identity: u64) -> Set {
-        let Some(mut at) = self.buckets.get(self.bucket(identity)).copied() else { return Set::default() };
-        // NONE is beyond every length, so the end of the chain needs no look of its own.
-        while let Some(entry) = self.entries.get(at as usize) {
-            if entry.identity == identity {
-                return entry.holders;
-            }
-            at = entry.next;
-        }
-        Set::default()
-    }
-
-    /// Room for an eighth more.
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self) {
-        self.resize(self.buckets.len() + (self.buckets.len() / 8).max(GROWTH_MIN));
-    }
-
-    /// Room for `entries`, at least as many as are taken.
-    fn resize(&mut self, entries: usize) {
-        let old = std::mem::replace(&mut self.entries, Vec::with_capacity(entries));
-        self.buckets = vec![NONE; entries].into_boxed_slice();
-        self.free = NONE;
-        for entry in old.into_iter().filter(|entry| !entry.holders.is_empty()) {
-            let bucket = self.bucket(entry.identity);
-            let next = self.buckets[bucket];
-            self.buckets[bucket] = self.push(Entry { next, ..entry });
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn push(&mut self, entry: Entry) -> u32 {
-        self.entries.push(entry);
-        self.entries.len() as u32 - 1
-    }
+/// The part of a block.
+#[inline]
+const fn part_of(identity: u64) -> usize {
+    (identity >> (64 - PART_BITS)) as usize
 }
 
 impl Index {
     pub(super) fn new() -> Self {
         Index {
-            parts: Box::new(std::array::from_fn(|_| Part::new())),
+            parts: Box::new(std::array::from_fn(Part::new)),
             holders: Holders::default(),
+            overlooked: 0,
             running: Vec::new(),
         }
     }
 
-    /// Makes room for slots below `slots`, and for `sets_max` different sets of holders that are no mask.
-    pub(super) fn configure(&mut self, slots: usize, sets_max: usize) {
+    /// Makes room for slots below `slots`, and for `sets_max` different sets of holders that are no mask; at most `blocks` blocks will be
+    /// held. Gives back room beyond that, and that of parts that are less than a quarter full.
+    pub(super) fn configure(&mut self, slots: usize, sets_max: usize, blocks: usize) {
+        for part in self.parts.iter_mut() {
+            part.expected = expected_in_part(blocks) as u32;
+        }
+        self.shrink();
         self.holders.configure(slots, sets_max);
         self.running.clear();
         self.running.reserve_exact(self.holders.width());
     }
 
-    /// Bytes that an index of `blocks` takes at most, interned sets aside. Parts fill unevenly, and never give back what they
-    /// once needed: six standard deviations are allowed for that.
+    /// Bytes that an index of `blocks` takes at most, interned sets aside.
     pub(super) fn bytes_max(blocks: usize) -> usize {
         if blocks == 0 {
             return 0;
         }
-        let mean = blocks.div_ceil(PARTS);
-        let fullest = (mean + 6 * mean.isqrt() + 6).min(blocks);
-        let entries = fullest + fullest / 8 + GROWTH_MIN;
-        PARTS * (size_of::<Part>() + entries * (size_of::<Entry>() + size_of::<u32>())) + size_of::<Index>()
+        let lines = lines_for(expected_in_part(blocks));
+        PARTS * (size_of::<Part>() + lines * size_of::<Line>()) + size_of::<Index>()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let parts = self.parts.iter().map(|part| {
-            size_of::<Part>()
-                + part.entries.capacity() * size_of::<Entry>()
-                + part.buckets.len() * size_of::<u32>()
-        });
+        let parts = self.parts.iter().map(|part| size_of::<Part>() + size_of_val(&*part.lines));
         size_of::<Index>() + parts.sum::<usize>() + self.holders.bytes() + self.running.capacity() * 8
     }
 
-    /// The server now holds the block.
+    /// Asks for the line of a block that will be searched for.
     #[inline]
-    pub(super) fn add(&mut self, identity: u64, slot: u16) {
-        let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
-        // Full, or has no buckets yet.
-        if part.taken as usize == part.buckets.len() {
-            part.grow();
+    pub(super) fn prefetch(&self, identity: u64) {
+        self.parts[part_of(identity)].prefetch(identity);
+    }
+
+    /// The node told of a block that this server may hold: its own or another server's, or none. `None`: it does not hold it.
+    #[inline]
+    pub(super) fn find(&self, identity: u64, slot: u16) -> Option<u32> {
+        let part = &self.parts[part_of(identity)];
+        if let Some(Place { line, way }) = part.find(identity)
+            && self.holders.has(part.lines[line].holders[way], slot)
+        {
+            return Some(part.lines[line].node(way));
         }
-        let bucket = part.bucket(identity);
-        let first = part.buckets[bucket];
-        let mut at = first;
-        while let Some(entry) = part.entries.get_mut(at as usize) {
-            if entry.identity == identity {
-                entry.holders = self.holders.with(entry.holders, slot);
+        (self.overlooked > 0).then_some(NONE)
+    }
+
+    /// How many of the last blocks certainly nobody holds. Apart from its caller, as [`same_holders`].
+    #[inline(never)]
+    pub(super) fn absent_at_end(&self, blocks: &[u64]) -> usize {
+        if self.overlooked > 0 {
+            return 0;
+        }
+        let mut absent = 0;
+        for (left, block) in blocks.iter().enumerate().rev() {
+            if let Some(ahead) = left.checked_sub(AHEAD) {
+                self.prefetch(blocks[ahead]);
+            }
+            if !self.parts[part_of(*block)].lacks(*block) {
+                break;
+            }
+            absent += 1;
+        }
+        absent
+    }
+
+    /// The server now holds the block, in that node.
+    #[inline]
+    pub(super) fn add(&mut self, identity: u64, slot: u16, node: u32) -> Added {
+        let part = &mut self.parts[part_of(identity)];
+        if let Some(place) = part.find(identity) {
+            return self.share(part_of(identity), place, slot, node);
+        }
+        part.insert(identity, Set::single(slot), node);
+        Added::Told
+    }
+
+    /// [`Index::add`] for a block that mostly nobody holds; false: somebody does, or may, and nothing was changed.
+    #[inline]
+    pub(super) fn add_new(&mut self, identity: u64, slot: u16, node: u32) -> bool {
+        self.overlooked == 0 && self.parts[part_of(identity)].insert_new(identity, Set::single(slot), node)
+    }
+
+    /// Adds a server to the holders of a block that others hold.
+    #[inline(never)]
+    fn share(&mut self, part: usize, Place { line, way }: Place, slot: u16, node: u32) -> Added {
+        let line = &mut self.parts[part].lines[line];
+        let holders = &mut line.holders[way];
+        if self.holders.has(*holders, slot) {
+            return Added::Known;
+        }
+        *holders = self.holders.with(*holders, slot);
+        if !self.holders.has(*holders, slot) {
+            self.overlooked += 1;
+            return Added::Apart;
+        }
+        if line.node(way) != NONE & NODE_MASK {
+            return Added::Apart;
+        }
+        line.set_node(way, node);
+        Added::Told
+    }
+
+    /// Tells this node of a block from now on, where `instead` was told; false: something else is.
+    pub(super) fn tell(&mut self, identity: u64, node: u32, instead: u32) -> bool {
+        let part = &mut self.parts[part_of(identity)];
+        let Some(Place { line, way }) = part.find(identity) else { return false };
+        let line = &mut part.lines[line];
+        let told = line.node(way) == instead & NODE_MASK;
+        if told {
+            line.set_node(way, node);
+        }
+        told
+    }
+
+    /// [`Index::remove`] for many blocks, whose nodes were told.
+    #[inline(never)]
+    pub(super) fn remove_told(&mut self, identities: &[u64], slot: u16) {
+        let alone = Set::single(slot);
+        for identity in identities {
+            let part = &mut self.parts[part_of(*identity)];
+            match part.find(*identity) {
+                Some(place) if part.lines[place.line].holders[place.way] == alone => {
+                    part.remove(*identity, place)
+                }
+                _ => self.remove(*identity, slot, true),
+            }
+        }
+    }
+
+    /// The server holds the block no more; `told`: it was its node that was told.
+    #[inline]
+    pub(super) fn remove(&mut self, identity: u64, slot: u16, told: bool) {
+        let part = &mut self.parts[part_of(identity)];
+        if let Some(place) = part.find(identity) {
+            let Place { line, way } = place;
+            let of = &mut part.lines[line];
+            if of.holders[way] == Set::single(slot) {
+                part.remove(identity, place);
                 return;
             }
-            at = entry.next;
-        }
-        let entry = Entry { identity, holders: Set::single(slot), next: first };
-        let at = part.free;
-        part.taken += 1;
-        part.buckets[bucket] = match part.entries.get_mut(at as usize) {
-            Some(free) => {
-                part.free = free.next;
-                *free = entry;
-                at
-            }
-            None => part.push(entry),
-        };
-    }
-
-    /// The server holds the block no more.
-    #[inline]
-    pub(super) fn remove(&mut self, identity: u64, slot: u16) {
-        let part = &mut self.parts[(identity >> (64 - PART_BITS)) as usize];
-        let bucket = part.bucket(identity);
-        let Some(first) = part.buckets.get_mut(bucket) else { return };
-        let mut before = NONE;
-        let mut at = *first;
-        while let Some(entry) = part.entries.get_mut(at as usize) {
-            if entry.identity != identity {
-                before = at;
-                at = entry.next;
-                continue;
-            }
-            entry.holders = self.holders.without(entry.holders, slot);
-            if entry.holders.is_empty() {
-                let next = std::mem::replace(&mut entry.next, part.free);
-                part.free = at;
-                part.taken -= 1;
-                match part.entries.get_mut(before as usize) {
-                    Some(before) => before.next = next,
-                    None => *first = next,
+            if self.holders.has(of.holders[way], slot) {
+                of.holders[way] = self.holders.without(of.holders[way], slot);
+                if of.holders[way].is_empty() {
+                    part.remove(identity, place);
+                } else if told {
+                    of.set_node(way, NONE);
                 }
+                return;
             }
-            return;
         }
+        self.overlooked = self.overlooked.saturating_sub(1);
     }
 
-    /// Gives back the room of parts that are less than a quarter full.
+    /// Gives back the room of parts that are less than a quarter full, or larger than is to be expected.
     pub(super) fn shrink(&mut self) {
         for part in self.parts.iter_mut() {
-            let taken = part.taken as usize;
-            if taken * 4 < part.buckets.len() {
-                part.resize(taken + taken / 8);
+            let (taken, expected) = (part.taken as usize, part.expected as usize);
+            if taken * 4 < part.room as usize {
+                part.resize((taken + taken / 8).min(expected.max(taken)));
+            } else if part.room as usize > expected.max(taken) {
+                part.resize(expected.max(taken));
             }
         }
     }
@@ -275,7 +299,7 @@ impl Index {
 
 #[inline]
 fn holders_of(parts: &[Part; PARTS], identity: u64) -> Set {
-    parts[(identity >> (64 - PART_BITS)) as usize].holders(identity)
+    parts[part_of(identity)].holders(identity)
 }
 
 /// How many blocks have these holders, and those of the block after; the empty set at the end. Apart from its caller, as it is
@@ -283,10 +307,16 @@ fn holders_of(parts: &[Part; PARTS], identity: u64) -> Set {
 #[inline(never)]
 fn same_holders(parts: &[Part; PARTS], blocks: &[u64], holders: Set) -> (usize, Set) {
     for (at, block) in blocks.iter().enumerate() {
+        if let Some(ahead) = blocks.get(at + 2 * AHEAD) {
+            parts[part_of(*ahead)].prefetch(*ahead);
+        }
         let next = holders_of(parts, *block);
         if next != holders {
             return (at, next);
         }
     }
-    (blocks.len(), Set::default())
+    (blocks.len(), Set::EMPTY)
 }
+
+#[cfg(test)]
+mod tests;

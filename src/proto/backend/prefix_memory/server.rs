@@ -1,13 +1,14 @@
 //! What one server is believed to hold: its blocks by identity, and each client's in the order of their last touch.
 //!
-//! A block is a node in one slab; a chained hash table finds it, and it is in the list of the client that it is charged to.
+//! A block is a node in one slab. The index of the domain tells where it is, or, where it tells another server's node of the same
+//! block, a chained hash table of the server's own does. It is in the list of the client that it is charged to.
 //! Lists are ordered by stamp, so that replicas which hear of the same touches in different orders have the same lists. How a
 //! prompt gets into them is told in [`recording`].
 //!
-//! *Invariant*: `held` ≤ `capacity` whenever nothing is being recorded; a node is in one bucket and one list, or announced
-//! and in a bucket only, or free; the index of the domain knows of each that is not free.
-//! *Bound and cost*: 38 bytes per block of capacity, reserved with the first block (the system gives pages as they are written)
-//! and from then on nothing but what new clients need. O(1) per block, whatever is held.
+//! *Invariant*: `held` ≤ `capacity` whenever nothing is being recorded; a node is told by the index or in one bucket, never both, and
+//! in one list, or announced and in none; or it is free. The index knows of each that is not free.
+//! *Bound and cost*: 34 bytes per block of capacity, reserved with the first block (the system gives pages as they are written), 4 more
+//! with the first that another server had before, and from then on nothing but what new clients need. O(1) per block, whatever is held.
 
 mod recording;
 
@@ -17,19 +18,27 @@ use crate::proto::ids::ClientId;
 use crate::proto::ids::ShardId;
 
 use super::clients::{CROWD, Clients};
-use super::index::Index;
+use super::index::{AHEAD, Added, Index};
 use super::{NONE, Stamp, reduce};
 
 /// Largest capacity: node numbers and client numbers (with the shard beside them) fit.
 pub(super) const CAPACITY_MAX: u32 = 1 << 24;
 
+/// In place of the next of the same bucket: the index tells the node, and it is in no bucket.
+const TOLD: u32 = NONE - 1;
+
+/// Blocks that are taken out of the index together.
+const EVICTED_AT_ONCE: usize = 16;
+
+/// Half a cache line, so that none lies across two.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 struct Node {
     identity: u64,
     at: Nanos,
     newer: u32,
     older: u32,
-    /// Next of the same bucket, or of the free ones.
+    /// Next of the same bucket, or of the free ones, or [`TOLD`].
     next: u32,
     /// Client and shard of the last touch; NONE: free.
     owner: Owner,
@@ -85,6 +94,7 @@ pub(super) struct ServerMemory {
     held: u32,
     announced: u32,
     nodes: Vec<Node>,
+    /// Of the nodes that the index does not tell; empty before the first of them.
     buckets: Box<[u32]>,
     free: u32,
     pub(super) clients: Clients,
@@ -162,7 +172,7 @@ impl ServerMemory {
             return;
         }
         for node in self.nodes.iter().filter(|node| node.owner.is_announced()) {
-            index.remove(node.identity, slot);
+            index.remove(node.identity, slot, node.next == TOLD);
         }
         self.capacity = capacity;
         while self.held > capacity {
@@ -178,7 +188,7 @@ impl ServerMemory {
         }
         self.allocate();
         // Clients that are too many now join the crowd, their blocks in the order of their stamps.
-        let mut crowd: Vec<&Node> = Vec::new();
+        let mut crowd: Vec<(u32, &Node)> = Vec::new();
         for of in old.clients.iter() {
             let client = self.clients.admit(of.id);
             let joins = self.clients.of(client).id == CROWD;
@@ -186,8 +196,8 @@ impl ServerMemory {
             while at != NONE {
                 let node = &old.nodes[at as usize];
                 match joins {
-                    true => crowd.push(node),
-                    false => self.push_newest(client, node),
+                    true => crowd.push((at, node)),
+                    false => self.push_newest(client, at, node, index),
                 }
                 at = node.newer;
             }
@@ -197,19 +207,20 @@ impl ServerMemory {
         }
         if !crowd.is_empty() {
             let client = self.clients.admit(CROWD);
-            crowd.sort_by_key(|node| node.stamp());
-            crowd.into_iter().for_each(|node| self.push_newest(client, node));
+            crowd.sort_by_key(|(_, node)| node.stamp());
+            crowd.into_iter().for_each(|(was, node)| self.push_newest(client, was, node, index));
             self.clients.insert(client, stamp_in(&self.nodes));
         }
     }
 
-    /// A node of another slab, as the client's newest.
-    fn push_newest(&mut self, client: u32, node: &Node) {
+    /// A node of another slab, where it was number `was`, as the client's newest.
+    fn push_newest(&mut self, client: u32, was: u32, node: &Node, index: &mut Index) {
         let at = self.nodes.len() as u32;
-        let bucket = reduce(node.identity, self.buckets.len());
-        let next = std::mem::replace(&mut self.buckets[bucket], at);
         let owner = Owner::new(client, node.stamp().shard);
-        self.nodes.push(Node { next, owner, ..*node });
+        self.nodes.push(Node { owner, ..*node });
+        if node.next != TOLD || !index.tell(node.identity, at, was) {
+            self.chain(at);
+        }
         self.link(client, Run { newest: at, oldest: at, client, blocks: 1 }, NONE);
         self.clients.of_mut(client).blocks += 1;
         self.held += 1;
@@ -218,21 +229,101 @@ impl ServerMemory {
     /// Empties it.
     pub(super) fn clear(&mut self, index: &mut Index, slot: u16) {
         for node in self.nodes.iter().filter(|node| !node.owner.is_nobody()) {
-            index.remove(node.identity, slot);
+            index.remove(node.identity, slot, node.next == TOLD);
         }
         let limit = self.limit;
         *self = ServerMemory { limit, ..ServerMemory::new(self.capacity) };
     }
 
     fn allocate(&mut self) {
-        self.nodes = Vec::new();
         self.nodes.reserve_exact(Self::blocks_max(self.capacity));
-        self.buckets = vec![NONE; self.capacity as usize].into_boxed_slice();
-        self.free = NONE;
     }
 
+    /// The server's node of a block; NONE: it has none.
     #[inline]
-    fn find(&self, identity: u64) -> u32 {
+    fn find(&self, index: &Index, slot: u16, identity: u64) -> u32 {
+        index.find(identity, slot).map_or(NONE, |told| self.own(told, identity))
+    }
+
+    /// The server's node of a block, where the index tells that one.
+    #[inline]
+    fn own(&self, told: u32, identity: u64) -> u32 {
+        // It may be another server's number.
+        match self.nodes.get(told as usize) {
+            Some(node) if node.identity == identity && node.next == TOLD => told,
+            _ => self.find_chained(identity),
+        }
+    }
+
+    /// Announces the last of `blocks`, back to the first that somebody holds or that cannot be announced any more, notes their nodes
+    /// and says how many. What is new is searched for just this once.
+    #[inline(never)]
+    fn announce_new(&mut self, index: &mut Index, slot: u16, blocks: &[u64], found: &mut [u32]) -> usize {
+        let most = announced_max(self.capacity).saturating_sub(self.announced) as usize;
+        let blocks = &blocks[blocks.len().saturating_sub(most)..];
+        let first = found.len() - blocks.len();
+        let node = |identity| {
+            let owner = Owner::ANNOUNCED;
+            Node { identity, at: Nanos::ZERO, newer: NONE, older: NONE, next: TOLD, owner }
+        };
+        let far = blocks.len() > AHEAD;
+        let mut left = blocks.len();
+        for (block, found) in blocks.iter().zip(&mut found[first..]).rev() {
+            let at = match self.nodes.get_mut(self.free as usize) {
+                Some(free) => {
+                    let at = self.free;
+                    if !index.add_new(*block, slot, at) {
+                        break;
+                    }
+                    self.free = free.next;
+                    *free = node(*block);
+                    at
+                }
+                None => {
+                    let at = self.nodes.len() as u32;
+                    if !index.add_new(*block, slot, at) {
+                        break;
+                    }
+                    self.nodes.push(node(*block));
+                    at
+                }
+            };
+            *found = at | recording::ANNOUNCED;
+            left -= 1;
+            if far && let Some(ahead) = left.checked_sub(AHEAD) {
+                index.prefetch(blocks[ahead]);
+            }
+        }
+        let new = blocks.len() - left;
+        self.announced += new as u32;
+        new
+    }
+
+    /// The node that is filled next.
+    #[inline]
+    const fn next_free(&self) -> u32 {
+        if self.free == NONE { self.nodes.len() as u32 } else { self.free }
+    }
+
+    /// Fills the next free node.
+    #[inline]
+    fn fill(&mut self, node: Node) -> u32 {
+        let at = self.free;
+        match self.nodes.get_mut(at as usize) {
+            Some(free) => {
+                self.free = free.next;
+                *free = node;
+                at
+            }
+            None => {
+                self.nodes.push(node);
+                self.nodes.len() as u32 - 1
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn find_chained(&self, identity: u64) -> u32 {
         let Some(mut at) = self.buckets.get(reduce(identity, self.buckets.len())).copied() else {
             return NONE;
         };
@@ -246,15 +337,41 @@ impl ServerMemory {
         at
     }
 
+    /// Puts a node that the index does not tell in its bucket.
+    #[inline(never)]
+    fn chain(&mut self, at: u32) {
+        if self.buckets.is_empty() {
+            self.buckets = vec![NONE; self.capacity as usize].into_boxed_slice();
+        }
+        let node = &mut self.nodes[at as usize];
+        let bucket = reduce(node.identity, self.buckets.len());
+        node.next = std::mem::replace(&mut self.buckets[bucket], at);
+    }
+
+    #[inline(never)]
+    fn unchain(&mut self, at: u32) {
+        let Node { identity, next, .. } = self.nodes[at as usize];
+        let bucket = reduce(identity, self.buckets.len());
+        if self.buckets[bucket] == at {
+            self.buckets[bucket] = next;
+            return;
+        }
+        let mut before = self.buckets[bucket];
+        while self.nodes[before as usize].next != at {
+            before = self.nodes[before as usize].next;
+        }
+        self.nodes[before as usize].next = next;
+    }
+
     /// Leading blocks that are held or announced.
-    pub(super) fn matched(&self, blocks: &[u64]) -> u32 {
+    pub(super) fn matched(&self, index: &Index, slot: u16, blocks: &[u64]) -> u32 {
         let mut guess = NONE;
         let mut matched = 0;
         for block in blocks {
             // What was touched before a block is mostly the one after it in the prompt.
             let at = match self.nodes.get(guess as usize) {
                 Some(node) if node.identity == *block && !node.owner.is_nobody() => guess,
-                _ => self.find(*block),
+                _ => self.find(index, slot, *block),
             };
             let Some(node) = self.nodes.get(at as usize) else { break };
             guess = node.older;
@@ -265,53 +382,73 @@ impl ServerMemory {
 
     /// The prompt is on its way to the server and will be recorded: from now on it matches. Says how many leading blocks matched
     /// before. Touches nothing and pushes nothing out; where too much is announced already, the rest is left to the recording.
-    pub(super) fn announce(&mut self, index: &mut Index, slot: u16, blocks: &[u64]) -> u32 {
+    /// `found` has room for as many.
+    pub(super) fn announce(
+        &mut self,
+        index: &mut Index,
+        slot: u16,
+        found: &mut [u32],
+        blocks: &[u64],
+    ) -> u32 {
         if self.capacity == 0 {
             return 0;
         }
-        if self.buckets.is_empty() {
+        if self.nodes.capacity() == 0 {
             self.allocate();
         }
-        let matched = self.matched(blocks);
-        for block in &blocks[matched as usize..] {
+        let matched = self.matched(index, slot, blocks);
+        let mut missing = &blocks[matched as usize..];
+        // Whichever comes first, if there is room for all.
+        if missing.len() <= announced_max(self.capacity).saturating_sub(self.announced) as usize {
+            let new = self.announce_new(index, slot, missing, &mut found[..missing.len()]);
+            missing = &missing[..missing.len() - new];
+        }
+        for block in missing {
             if self.announced >= announced_max(self.capacity) {
                 break;
             }
-            if self.find(*block) == NONE {
+            if self.find(index, slot, *block) == NONE {
                 let owner = Owner::ANNOUNCED;
-                self.take_node(Node {
-                    identity: *block,
-                    at: Nanos::ZERO,
-                    newer: NONE,
-                    older: NONE,
-                    next: NONE,
-                    owner,
-                });
-                self.announced += 1;
-                index.add(*block, slot);
+                let (at, newer, older) = (Nanos::ZERO, NONE, NONE);
+                let node = Node { identity: *block, at, newer, older, next: NONE, owner };
+                if self.take_node(node, index, slot) != NONE {
+                    self.announced += 1;
+                }
             }
         }
         matched
     }
 
-    /// A free node, filled and put in its bucket.
+    /// A free node, filled and to be found; NONE: there is one of this block.
     #[inline]
-    fn take_node(&mut self, node: Node) -> u32 {
-        let bucket = reduce(node.identity, self.buckets.len());
-        let node = Node { next: self.buckets[bucket], ..node };
-        let at = self.free;
-        let at = match self.nodes.get_mut(at as usize) {
-            Some(free) => {
-                self.free = free.next;
-                *free = node;
-                at
-            }
-            None => {
-                self.nodes.push(node);
-                self.nodes.len() as u32 - 1
-            }
-        };
-        self.buckets[bucket] = at;
+    fn take_node(&mut self, node: Node, index: &mut Index, slot: u16) -> u32 {
+        let identity = node.identity;
+        let at = self.fill(node);
+        match index.add(identity, slot, at) {
+            Added::Told => self.nodes[at as usize].next = TOLD,
+            Added::Apart => self.chain(at),
+            Added::Known => return self.take_known(at, index, slot),
+        }
+        at
+    }
+
+    /// The rest of that where the server is among the holders already: it has the block, or [`Holders::without`] failed once.
+    #[cold]
+    #[inline(never)]
+    fn take_known(&mut self, at: u32, index: &mut Index, slot: u16) -> u32 {
+        let identity = self.nodes[at as usize].identity;
+        if self.find(index, slot, identity) != NONE {
+            let node = &mut self.nodes[at as usize];
+            node.owner = Owner::NOBODY;
+            node.next = self.free;
+            self.free = at;
+            return NONE;
+        }
+        if index.tell(identity, at, NONE) {
+            self.nodes[at as usize].next = TOLD;
+        } else {
+            self.chain(at);
+        }
         at
     }
 
@@ -352,8 +489,9 @@ impl ServerMemory {
         self.nodes[run.oldest as usize].older = older;
     }
 
-    /// Evicts a client's oldest blocks, at most `most` and as long as they are to go; the heap is the caller's.
-    #[inline]
+    /// Evicts a client's oldest blocks, at most `most` and as long as they are to go; the heap is the caller's. Apart from its caller, as
+    /// it is much of a recording: a dozen registers are few.
+    #[inline(never)]
     fn evict_oldest(
         &mut self,
         client: u32,
@@ -364,11 +502,32 @@ impl ServerMemory {
     ) {
         let mut at = self.clients.of(client).oldest;
         let mut gone = 0;
-        while gone < most && at != NONE && goes(self, at) {
-            let newer = self.nodes[at as usize].newer;
-            self.free_node(at, index, slot);
-            at = newer;
-            gone += 1;
+        let mut batch = [0; EVICTED_AT_ONCE];
+        loop {
+            // The lines of the index are on their way while the next nodes are read.
+            let mut told = 0;
+            while told < EVICTED_AT_ONCE && gone < most && at != NONE && goes(self, at) {
+                let node = &mut self.nodes[at as usize];
+                let Node { identity, newer, next, .. } = *node;
+                if next == TOLD {
+                    node.owner = Owner::NOBODY;
+                    node.next = std::mem::replace(&mut self.free, at);
+                    // The processor looks a few ahead by itself.
+                    if most > AHEAD as u32 {
+                        index.prefetch(identity);
+                    }
+                    batch[told] = identity;
+                    told += 1;
+                } else {
+                    self.free_node(at, index, slot);
+                }
+                at = newer;
+                gone += 1;
+            }
+            if told == 0 {
+                break;
+            }
+            index.remove_told(&batch[..told], slot);
         }
         let of = self.clients.of_mut(client);
         of.oldest = at;
@@ -394,31 +553,24 @@ impl ServerMemory {
         self.free_node(at, index, slot);
     }
 
-    /// Takes a node out of its bucket and the index; the list is the caller's.
+    /// Takes a node out of the index, and of its bucket; the list is the caller's.
     #[inline]
     fn free_node(&mut self, at: u32, index: &mut Index, slot: u16) {
+        let Node { identity, next, .. } = self.nodes[at as usize];
+        if next != TOLD {
+            self.unchain(at);
+        }
         let node = &mut self.nodes[at as usize];
-        let Node { identity, next, .. } = *node;
         node.owner = Owner::NOBODY;
         node.next = self.free;
         self.free = at;
-        let bucket = reduce(identity, self.buckets.len());
-        if self.buckets[bucket] == at {
-            self.buckets[bucket] = next;
-        } else {
-            let mut before = self.buckets[bucket];
-            while self.nodes[before as usize].next != at {
-                before = self.nodes[before as usize].next;
-            }
-            self.nodes[before as usize].next = next;
-        }
-        index.remove(identity, slot);
+        index.remove(identity, slot, next == TOLD);
     }
 
     /// Forgets those of `blocks` that were not touched later than `stamp`.
     pub(super) fn drop_blocks(&mut self, index: &mut Index, slot: u16, stamp: Stamp, blocks: &[u64]) {
         for block in blocks {
-            let at = self.find(*block);
+            let at = self.find(index, slot, *block);
             if at == NONE || self.nodes[at as usize].is_later_than(stamp) {
                 continue;
             }

@@ -208,3 +208,37 @@ fn capacities_beyond_the_bound_are_cut_in_proportion() {
     assert_eq!(memory.figures(BackendId(0)).capacity, 20_000);
     assert_eq!(memory.matched(BackendId(0), &chain(1999, 10)), 10, "what was left is still there");
 }
+
+/// Where sets of holders cannot be kept, a server still knows what it holds itself, whoever came first or leaves first.
+#[test]
+fn what_the_index_overlooks_is_held_nevertheless() {
+    let mut index = Index::new();
+    index.configure(100, 0, 1000);
+    let mut servers = [ServerMemory::new(100), ServerMemory::new(100), ServerMemory::new(100)];
+    let mut found = [NONE; 64];
+    let blocks = chain(1, 20);
+    for (slot, memory) in (60..).zip(&mut servers) {
+        assert_eq!(memory.record(&mut index, slot, &mut found, at(1, 0), ClientId(1), &blocks), 0);
+        assert_eq!(memory.announce(&mut index, slot, &mut found, &blocks), 20);
+    }
+    let [first, second, third] = &mut servers;
+    let held =
+        |memory: &ServerMemory, index: &Index, slot| (memory.matched(index, slot, &blocks), memory.held());
+    // Whom the index tells forgets half, from which on it tells nobody; then somebody comes anew.
+    first.drop_blocks(&mut index, 60, at(1, 0), &blocks[10..]);
+    assert_eq!(held(first, &index, 60), (10, 10));
+    assert_eq!((held(second, &index, 61), held(third, &index, 62)), ((20, 20), (20, 20)));
+    second.clear(&mut index, 61);
+    assert_eq!(second.record(&mut index, 61, &mut found, at(2, 0), ClientId(1), &blocks), 0);
+    assert_eq!(second.record(&mut index, 61, &mut found, at(3, 0), ClientId(2), &blocks), 20);
+    third.resize(15, &mut index, 62);
+    first.resize(200, &mut index, 60);
+    assert_eq!((held(first, &index, 60), held(second, &index, 61)), ((10, 10), (20, 20)));
+    assert_eq!(held(third, &index, 62), (15, 15));
+    for (slot, memory) in (60..).zip(&mut servers) {
+        memory.clear(&mut index, slot);
+        assert_eq!((memory.matched(&index, slot, &blocks), memory.held()), (0, 0));
+    }
+    index.lookup(&blocks, &mut Vec::new());
+    assert_eq!(index.find(blocks[0], 60), None, "nothing is overlooked any more");
+}

@@ -215,7 +215,7 @@ impl Reader {
 }
 
 /// The value of a field. `None`: unset, which `null` says of all but two.
-fn setting(field: Field, value: &Json) -> Result<Option<Setting>, String> {
+pub(super) fn setting(field: Field, value: &Json) -> Result<Option<Setting>, String> {
     if *value == Json::Null && !matches!(field, Field::SampleCount | Field::Comparator) {
         return Ok(None);
     }

@@ -7,8 +7,8 @@
 //! None looks at limits, queue bounds or caches.
 //!
 //! *Invariant*: an excluded cluster is never chosen; with any other cluster left, one is.
-//! *Bound and cost*: independent of the number of clusters. A draw costs one random number; excluded clusters are stepped over by rank,
-//! not redrawn. No allocation in the steady state.
+//! *Bound and cost*: independent of the number of clusters where none is shut. A draw costs one random number; excluded clusters are
+//! stepped over by rank, not redrawn. No allocation in the steady state.
 //! *Source*: the Stargate rules, section 2.3; Floyd's sampling (Bentley and Floyd, "A sample of brilliance", 1987).
 
 use super::super::balancer::{Ask, Choice, Selection};
@@ -34,8 +34,10 @@ struct Rest<'a> {
 impl<'a> Rest<'a> {
     fn new(clusters: usize, ask: &Ask<'_>, excluded: &'a mut Vec<usize>) -> Rest<'a> {
         excluded.clear();
-        if !ask.excluded.is_empty() {
+        if ask.excludes_some() {
             excluded.extend(ask.excluded.iter().filter(|index| **index < clusters));
+            let shut = ask.shut.iter().take(clusters).enumerate().filter(|(_, shut)| **shut);
+            excluded.extend(shut.map(|(index, _)| index));
             excluded.sort_unstable();
             excluded.dedup();
         }

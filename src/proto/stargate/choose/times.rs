@@ -112,7 +112,7 @@ pub fn take_times<M: Members>(
     times.resize(members.count(), f64::INFINITY);
     let mut first = f64::INFINITY;
     let each = members.each(clusters).zip(&mut *times);
-    if ask.excluded.is_empty() && allowed_ms == f64::INFINITY && !counted.ignore_queue {
+    if !ask.excludes_some() && allowed_ms == f64::INFINITY && !counted.ignore_queue {
         // What most requests need, and nothing else.
         if let Some(clusters) = members.whole(clusters) {
             return take_all_times(counted, clusters, times);

@@ -30,6 +30,7 @@ fn ask<'a>(state: &'a State, now: Nanos, excluded: &'a [usize]) -> Ask<'a> {
         slo_ms: state.slo_ms,
         affinity_key: &state.affinity_key,
         excluded,
+        shut: &[],
     }
 }
 

@@ -1,8 +1,9 @@
 //! Recording a prompt.
 //!
 //! Two passes at most. From the prompt's tail to its head the blocks that are held are touched: neighbours in the prompt are
-//! mostly neighbours in the list too and are moved in one piece. If some are missing, room is made, as if they were there already,
-//! and then they are put in from the head to the tail.
+//! mostly neighbours in the list too and are moved in one piece. Those that nobody holds are announced meanwhile, as far as that can
+//! be, so that they are searched for just once. If some are missing, room is made, as if they were there already, and then they are
+//! put in from the head to the tail.
 //!
 //! *Invariant*: when it returns, `held` ≤ `capacity`, and the client is in the heap again if it owns a block.
 //! *Bound and cost*: O(1) per block; O(log clients) per recording, and per client that loses blocks.
@@ -11,13 +12,13 @@ use crate::proto::backend::prefix_memory::index::Index;
 use crate::proto::backend::prefix_memory::{NONE, Stamp};
 use crate::proto::ids::ClientId;
 
-use super::{Node, Owner, Run, ServerMemory, stamp_in};
+use super::{Node, Owner, Run, ServerMemory, TOLD, announced_max, stamp_in};
 
 /// In place of a node: the block is not held, or was touched later than the prompt that is recorded.
 const ABSENT: u32 = NONE;
 const LATER: u32 = NONE - 1;
 /// Beside a node's number: it is announced only.
-const ANNOUNCED: u32 = 1 << 31;
+pub(super) const ANNOUNCED: u32 = 1 << 31;
 
 /// A recording under way.
 struct Recording {
@@ -51,7 +52,7 @@ impl ServerMemory {
         if keep == 0 || self.capacity == 0 {
             return 0;
         }
-        if self.buckets.is_empty() {
+        if self.nodes.capacity() == 0 {
             self.allocate();
         }
         let client = self.clients.admit(client);
@@ -60,7 +61,7 @@ impl ServerMemory {
         let mut recording =
             Recording { stamp, client, cursor, absent: 0, keep, tail: NONE, older_gone: false };
         let (blocks, found) = (&blocks[..keep], &mut found[..keep]);
-        let matched = self.touch_held(&mut recording, found, blocks);
+        let matched = self.touch_held(&mut recording, found, blocks, index, slot);
         if recording.absent > 0 {
             while self.held + recording.absent > self.limit {
                 self.make_room(&mut recording, found, blocks, index, slot);
@@ -107,7 +108,14 @@ impl ServerMemory {
     }
 
     /// Touches what is held, from the tail to the head; notes each block's node. How many leading blocks are held.
-    fn touch_held(&mut self, recording: &mut Recording, found: &mut [u32], blocks: &[u64]) -> usize {
+    fn touch_held(
+        &mut self,
+        recording: &mut Recording,
+        found: &mut [u32],
+        blocks: &[u64],
+        index: &mut Index,
+        slot: u16,
+    ) -> usize {
         let Recording { stamp, client, .. } = *recording;
         let owner = Owner::new(client, stamp.shard);
         let mut matched = blocks.len();
@@ -115,20 +123,30 @@ impl ServerMemory {
         let mut left = blocks.len();
         while left > 0 {
             left -= 1;
-            let at = self.find(blocks[left]);
-            found[left] = at;
+            let at = self.find(index, slot, blocks[left]);
             if at == NONE {
+                found[left] = ABSENT;
+                let (blocks, found) = (&blocks[..=left], &mut found[..=left]);
+                let new = if self.announced < announced_max(self.capacity) {
+                    self.announce_new(index, slot, blocks, found)
+                } else {
+                    let absent = index.absent_at_end(blocks);
+                    found[left + 1 - absent..].fill(ABSENT);
+                    absent
+                };
+                left -= new.saturating_sub(1);
+                recording.absent += new.max(1) as u32;
                 matched = left;
-                recording.absent += 1;
                 continue;
             }
-            let node = &mut self.nodes[at as usize];
-            if node.owner.is_announced() {
+            if self.nodes[at as usize].owner.is_announced() {
                 found[left] = at | ANNOUNCED;
                 matched = left;
                 recording.absent += 1;
                 continue;
             }
+            found[left] = at;
+            let node = &self.nodes[at as usize];
             if node.is_later_than(stamp) {
                 found[left] = LATER;
                 continue;
@@ -298,7 +316,32 @@ impl ServerMemory {
         // Those put in one behind the other are linked to what is older than all of them at the end.
         let mut older = self.older_than(client, before);
         let mut put = 0;
-        for (block, found) in blocks[from..keep].iter().zip(&found[from..keep]) {
+        let mut at = from;
+        while at < keep {
+            let (found_on, blocks_on) = (&found[at..keep], &blocks[at..keep]);
+            let ends = match found[at] {
+                LATER => None,
+                ABSENT => self.put_run(index, slot, found_on, blocks_on, before, older, stamp, owner),
+                _ => {
+                    let settled =
+                        settle_run(&mut self.nodes, found_on, blocks_on, before, older, stamp, owner);
+                    self.announced -= settled as u32;
+                    let last = settled.checked_sub(1).map(|last| found_on[last]);
+                    last.map(|last| (settled, found[at] & !ANNOUNCED, last & !ANNOUNCED))
+                }
+            };
+            if let Some((new, first, last)) = ends {
+                match before {
+                    NONE => self.clients.of_mut(client).newest = first,
+                    before => self.nodes[before as usize].older = first,
+                }
+                at += new;
+                put += new as u32;
+                before = last;
+                continue;
+            }
+            let (block, found) = (&blocks[at], &found[at]);
+            at += 1;
             let announced = match *found {
                 LATER => continue,
                 ABSENT => None,
@@ -322,10 +365,10 @@ impl ServerMemory {
                     self.announced -= 1;
                     at
                 }
-                None => {
-                    index.add(*block, slot);
-                    self.take_node(node)
-                }
+                None => match self.take_node(node, index, slot) {
+                    NONE => continue,
+                    at => at,
+                },
             };
             match before {
                 NONE => self.clients.of_mut(client).newest = at,
@@ -337,6 +380,40 @@ impl ServerMemory {
         self.set_newer(client, older, before);
         self.clients.of_mut(client).blocks += put;
         self.held += put;
+    }
+
+    /// Puts absent blocks that nobody holds one behind the other, as long as the first of `found` are such, between `before` and `older`
+    /// in a client's list: how many, and the first and the last node. What `before` is linked to is the caller's.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a loop's registers")]
+    fn put_run(
+        &mut self,
+        index: &mut Index,
+        slot: u16,
+        found: &[u32],
+        blocks: &[u64],
+        before: u32,
+        older: u32,
+        stamp: Stamp,
+        owner: Owner,
+    ) -> Option<(usize, u32, u32)> {
+        let mut new = 0;
+        let mut first = NONE;
+        let mut newer = before;
+        for (identity, _) in blocks.iter().copied().zip(found.iter().take_while(|found| **found == ABSENT)) {
+            let at = self.next_free();
+            if !index.add_new(identity, slot, at) {
+                break;
+            }
+            self.fill(Node { identity, at: stamp.at, newer, older, next: TOLD, owner });
+            match new {
+                0 => first = at,
+                _ => self.nodes[newer as usize].older = at,
+            }
+            newer = at;
+            new += 1;
+        }
+        (new > 0).then_some((new, first, newer))
     }
 
     /// What follows `at` on the older side; NONE stands for the newest end of the client's list.
@@ -354,6 +431,42 @@ impl ServerMemory {
             at => self.nodes[at as usize].newer = newer,
         }
     }
+}
+
+/// Puts announced nodes one behind the other, as long as the first of `found` are such, between `before` and `older` in a client's
+/// list; says how many. What `before` is linked to is the caller's. Apart from its caller as [`touch_run`].
+#[inline(never)]
+fn settle_run(
+    nodes: &mut [Node],
+    found: &[u32],
+    blocks: &[u64],
+    before: u32,
+    older: u32,
+    stamp: Stamp,
+    owner: Owner,
+) -> usize {
+    let mut newer = before;
+    let mut settled = 0;
+    // What is not announced has no number of a node.
+    let mut next = found[0] ^ ANNOUNCED;
+    for (i, block) in blocks.iter().enumerate() {
+        let at = next;
+        let Some(node) = nodes.get_mut(at as usize) else { break };
+        if node.identity != *block || !node.owner.is_announced() {
+            break;
+        }
+        node.at = stamp.at;
+        node.owner = owner;
+        node.newer = newer;
+        next = found.get(i + 1).map_or(NONE, |next| next ^ ANNOUNCED);
+        node.older = next;
+        newer = at;
+        settled += 1;
+    }
+    if settled > 0 {
+        nodes[newer as usize].older = older;
+    }
+    settled
 }
 
 /// Touches nodes from `at` to the newer side of their list as long as they are a client's and the last of `blocks`, in turn;
